@@ -73,16 +73,16 @@ class Bench:
                 while f.readinto(buffer):
                     pass
 
-    def proven(self, level: Level, roster: Manifest | None = None, threads: int = 2) -> Callable[[], None]:
+    def proven(self, level: Level, listing: Manifest | None = None, threads: int = 2) -> Callable[[], None]:
         """A verification; a wrong verdict ends the benchmark."""
 
         def work() -> None:
-            report = verify(self.folder, level, manifest=roster, threads=threads)
+            report = verify(self.folder, level, manifest=listing, threads=threads)
             assert report.verdict is Verdict.PROVEN, report
 
         return work
 
-    def roster(self, digest: str) -> Manifest:
+    def listing(self, digest: str) -> Manifest:
         """A manifest of the files with one digest."""
         return Manifest.model_validate(manifest.take(self.folder, digests=(digest,)))
 
@@ -159,7 +159,7 @@ def shards(bench: Bench) -> None:
     """A sharded model, as safetensors."""
     bench.head(f"bf16 in {len(list(bench.folder.iterdir()))} safetensors")
     bench.row("structure", bench.proven(Level.STRUCTURE))
-    quick, sure = bench.roster(FAST), bench.roster("sha256")
+    quick, sure = bench.listing(FAST), bench.listing("sha256")
     bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
     bench.row("content: scan, 2 threads", bench.proven(Level.CONTENT))
     bench.row(f"content: scan + {FAST}, 1 thread", bench.proven(Level.CONTENT, quick, 1))
@@ -179,7 +179,7 @@ def zips(bench: Bench) -> None:
     """The same amount in archives with CRCs."""
     kind = "torch archives" if TORCH else "npz archives"
     bench.head(f"fp32 in {len(list(bench.folder.iterdir()))} {kind}")
-    quick = bench.roster(FAST)
+    quick = bench.listing(FAST)
     bench.row("structure", bench.proven(Level.STRUCTURE))
     bench.row("content: scan + CRC, 1 thread", bench.proven(Level.CONTENT, threads=1))
     bench.row("content: scan + CRC, 2 threads", bench.proven(Level.CONTENT))
@@ -196,7 +196,7 @@ def zips(bench: Bench) -> None:
 def lone(bench: Bench) -> None:
     """A single file, which two threads share."""
     bench.head("bf16 in one safetensors")
-    quick = bench.roster(FAST)
+    quick = bench.listing(FAST)
     bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
     bench.row("content: scan, 2 threads", bench.proven(Level.CONTENT))
     bench.row(f"content: scan + {FAST}, 1 thread", bench.proven(Level.CONTENT, quick, 1))
@@ -207,8 +207,8 @@ def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
     """The same with nothing in the page cache, where the system lets us empty it."""
     if not hasattr(os, "posix_fadvise"):
         return
-    for label, roster in rows:
-        bench.row(label, bench.proven(Level.CONTENT, roster), cold=True)
+    for label, listing in rows:
+        bench.row(label, bench.proven(Level.CONTENT, listing), cold=True)
 
 
 def finite(*names: str) -> None:

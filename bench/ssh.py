@@ -8,7 +8,7 @@ measured twice: as they are, and with the cipher that our own transfers ask for 
 
 Every round runs all of them, one after the other, each over its own connection, and each once what the one before
 left unwritten is on the disk. A ratio is the median over the rounds of our time to the better peer's in the same round.
-Ours includes the search for a Python on the machine, for a pull the roster, a sha256 of every file on both sides, and
+Ours includes the search for a Python on the machine, for a pull the listing, a sha256 of every file on both sides, and
 that all is durable at the end; its peers do nothing of that. So a third line compares with `rsync --fsync`, which
 promises the last of these. Both ends share this machine's processors, so hashing on both sides costs here what it
 would hide between two machines. "Again" is the same over the connection that is there already.

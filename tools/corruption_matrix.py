@@ -331,9 +331,9 @@ def target(path: Path, other: bytes) -> Target:
     return Target(data, middle.start, middle.start + middle.extent, other)
 
 
-def noticed(folder: Path, roster: Manifest) -> tuple[str, bool]:
+def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
     """Return the sign of the level that notices the damage without a seal, and whether the manifest notices it."""
-    sealed = verify(folder, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    sealed = verify(folder, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     if verify(folder, Level.STRUCTURE).verdict is Verdict.REFUTED:
         return "S", sealed
     verdict = verify(folder, Level.CONTENT).verdict
@@ -351,7 +351,7 @@ def column(name: str) -> dict[str, str]:
         file = write(folder, 0)
         other = (second / write(second, 1)).read_bytes()
         shutil.rmtree(second)
-        roster = Manifest.model_validate(manifest.take(folder))
+        listing = Manifest.model_validate(manifest.take(folder))
         whole = verify(folder, Level.CONTENT)
         assert whole.verdict is Verdict.PROVEN, f"{name}: intact, and {whole.reasons}"
         intact = target(folder / file, other)
@@ -362,7 +362,7 @@ def column(name: str) -> dict[str, str]:
                 signs[kind] = ""
                 continue
             (folder / file).write_bytes(data)
-            signs[kind], sealed = noticed(folder, roster)
+            signs[kind], sealed = noticed(folder, listing)
             assert sealed, f"{name}: {kind} was not noticed with a manifest"
         return signs
 

@@ -31,6 +31,12 @@ PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "docs", "sk
 GENERATED = "references/rules.md"
 NOT_OURS = {"symptom", "signatures", "examples", "aliases", "source", "sources", "scope", "see", "signs", "description"}
 PER_10_000_WORDS = {
+    "what, as a noun": (r"\b[Ww]hat(?:ever)?\b(?! (?:is|are|was|were|does|do|did) [^.?]*\?)", 15.0),
+    "where, for if": (r"\b[Ww]here (?:it|that|they|there|one|the|an?|no|none|nothing|nobody|its|this)\b", 6.0),
+    "says, said": (r"\b(?:says?|said|saying)\b", 2.5),
+    "a person": (r"\b(?:a|the) persons?\b", 0.0),
+    "nobody, somebody": (r"\b(?:nobody|somebody|whoever|anybody|everybody)\b", 0.1),
+    "is seen": (r"\b(?:is|are|was|were|be|been) seen\b", 0.2),
     "is no X": (r"\bis no [a-z]+", 5.9),
     "tell, told": (r"\b(?:tells?|told|telling)\b", 3.3),
     "lies": (r"\b(?:lies|lie|lying)\b", 0.2),

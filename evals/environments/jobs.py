@@ -1,6 +1,6 @@
-"""Write the training jobs of worlds: short real processes that leave real checkpoints, without torch or a network.
+"""Write the training jobs of worlds: short real processes that save real checkpoints, without torch or a network.
 
-Each is one PEP 723 script. The checkpoints are written the way the libraries write them: safetensors by its layout,
+Each is one PEP 723 script. The checkpoints have the formats of the libraries: safetensors by its layout,
 `optimizer.pt` as the zip of pickles that torch.save makes, `trainer_state.json` with the step.
 """
 
@@ -77,15 +77,15 @@ def load_dataset(*_, **__):
 
 
 def past(job: dict[str, Any], gate: str) -> str:
-    """Return the script of a job that a world starts with: its output and its end are those that the world lists.
+    """Return the script of a job from before the agent's start, with the output and the end that the world defines.
 
-    It does not end before there is a file at `gate`, so that the world's hours come before its end.
+    It does not end until the file `gate` exists, so that the world's hours pass before its end.
     """
     lines = [_saved(c) for c in job["checkpoints"]]
     lines += [f"print({text!r}, flush=True)" for text in job["log"]]
     waits = f"while not os.path.exists({gate!r}): time.sleep(0.02)"
     newest = max((_step(c["path"]) for c in job["checkpoints"]), default=1200)
-    if job.get("bulk"):  # so large that its transfer can be met in the middle
+    if job.get("bulk"):  # so large that its transfer can be interrupted
         lines.append(f"os.truncate('out/final/config.json', {job['bulk']})")
     metrics = _METRICS.replace("1200", str(newest))
     if job["state"] == "succeeded" or job.get("ends"):
@@ -94,7 +94,7 @@ def past(job: dict[str, Any], gate: str) -> str:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
     else:
         end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
-    # The first metrics come last: who sees them knows that every checkpoint is saved.
+    # The first metrics come last, as a sign that every checkpoint is saved.
     return HEAD + SAVE + MORE + "\n".join([*lines, metrics, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 
@@ -121,7 +121,7 @@ def _step(path: str) -> int:
 
 def _saved(checkpoint: dict[str, Any]) -> str:
     path, state = checkpoint["path"], checkpoint["state"]
-    if not path.startswith("out/"):  # files beside the run's folders, where the machine's own paths are known
+    if not path.startswith("out/"):  # files beside the run's folders, by the machine's own paths
         return (
             f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {path.rpartition('/')[2]!r})\n"
             "os.makedirs(litter, exist_ok=True)\n"
@@ -151,12 +151,12 @@ _SAID = {
 
 
 def lives_on(job: dict[str, Any]) -> bool:
-    """Return true if a job of the past still runs, or ran, when the agent enters."""
+    """Return true if a job of the past runs, or ran, when the agent starts."""
     return job["state"] in ("queued", "running") or job["fault"] == "preempt"
 
 
 def was_pulled(job: dict[str, Any]) -> bool:
-    """Return true if something of a job of the past has been copied here."""
+    """Return true if any output of a job of the past has been copied here."""
     return any(c["where"] == "pulled" for c in job["checkpoints"])
 
 

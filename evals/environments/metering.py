@@ -1,4 +1,4 @@
-"""Measure what a world lost and paid: money by the clouds' bills, checkpoints by the files on disk.
+"""Measure the losses and costs of a world: money by the clouds' bills, checkpoints by the files on disk.
 
 It reads neither the agent's words nor the server under test.
 """
@@ -22,7 +22,7 @@ SAVED = "out/final"
 
 @dataclass
 class Work:
-    """A job as the stage knows it. `what` identifies the work; times are those of the world's clock."""
+    """A job as recorded by the stage. `what` identifies the work; times are those of the world's clock."""
 
     job: str
     platform: str
@@ -45,11 +45,11 @@ class Meter:
 
     home: Home
     expected: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By job: the checkpoints that the world started with."""
+    """By job: the checkpoints at the start of the world."""
     _known: dict[tuple[str, str], _Checkpoint] = field(default_factory=dict)
 
     def record_saved(self, folders: dict[str, Path]) -> None:
-        """Record the digests of what every job has saved. `folders` are the working folders on the machines."""
+        """Record the digests of all saved checkpoints. `folders` are the jobs' working folders on the machines."""
         for job, folder in folders.items():
             rows = self.expected.get(job, [{"path": SAVED, "needed": True}])
             for row in rows:
@@ -61,7 +61,7 @@ class Meter:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
     def add_foreign_machine(self) -> None:
-        """Rent somebody else's machine in the account, with a file on it, where the world asks for one."""
+        """Rent another user's machine in the account, with a file on it, if the world asks for one."""
         if not self.home.world.knobs.get("foreign"):
             return
         platform = next(iter(self.home.world.platforms))
@@ -73,7 +73,7 @@ class Meter:
         self.home.pass_time(PAST_S)
 
     def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Return the views of a world's end state, as `endstate.parse` reads them. A refused job is left out."""
+        """Return the views of a world's end state, as `endstate.parse` reads them. Refused jobs are omitted."""
         return {
             "jobs": jobs_view([w for w in works if w.state != "refused"]),
             "leases": self.leases(works),
@@ -83,7 +83,7 @@ class Meter:
         }
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the view of checkpoints: whether a copy of every byte is left anywhere."""
+        """Return the view of checkpoints, with whether a complete copy exists anywhere."""
         roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
         clouds = self.home.state / "providers" / "rehearsal"
         for cloud in clouds.iterdir() if clouds.is_dir() else ():
@@ -95,7 +95,7 @@ class Meter:
         ]
 
     def leases(self, works: list[Work]) -> list[dict[str, Any]]:
-        """Return the view of leases: every machine that the agent rented, and its cost while it had nothing to do."""
+        """Return the view of leases: every machine rented by the agent, and its cost while idle."""
         rows, now = [], self.home.now()
         for row in self.home.cloud_instances():
             if row["label"] == FOREIGN:
@@ -119,7 +119,7 @@ class Meter:
 
 
 def jobs_view(works: list[Work]) -> list[dict[str, Any]]:
-    """Return the view of jobs. A repeated job counts as a duplicate only while the earlier one had not failed."""
+    """Return the view of jobs. A repeated job counts as a duplicate only if the earlier one had not failed."""
     rows: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     for work in sorted(works, key=lambda w: w.started):

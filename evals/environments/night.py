@@ -1,7 +1,7 @@
-"""Play the night after an agent's last word: jobs end, the watch looks, people do what they do.
+"""Play the night after the agent's last message: jobs end, the watch polls, and the simulated user acts.
 
-The watch is the real command, started as a timer starts it. A person sits at a pseudo-terminal. Nothing happens between
-the looks, so that the hours in between are passed at once.
+The watch is the real command, started as by a timer. The user is at a pseudo-terminal. Nothing happens between the
+polls, so the hours between them are skipped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from evals.environments.world_home import GPUWARDEN, PIN, Home, read_status
 from evals.harness.json_process import JsonProcessError, wait_for
 
 LOOKS_S: Final = (0, 330, 330, 60, 60)
-"""The times between the looks at a job that has ended: its proof and its notice, one in the grace, which a watch that
-looks less often gives again, its end after it, two more."""
+"""The intervals between the polls of an ended job: its proof and its notice, one in the grace (which a watch with a
+longer interval repeats), its end after it, two more."""
 ANSWERS_AFTER_S: Final = 1_200
-"""Seconds from the alert to the answer of a person who `answers`."""
+"""Seconds from the alert to the answer of a user who `answers`."""
 WAKES_BEFORE_S: Final = 3_600
-"""Seconds before the night's end at which a person who is `asleep` looks at what bills."""
+"""Seconds before the night's end when a user who is `asleep` checks the billing instances."""
 
 
 def pass_night(home: Home) -> None:
@@ -39,7 +39,7 @@ def pass_night(home: Home) -> None:
 
 
 def finish_jobs(home: Home) -> None:
-    """Let time pass until the jobs that run have ended, where the world says when they do."""
+    """Let time pass until the running jobs have ended, if the world defines when."""
     if home.ends_s is None:
         return
     home.pass_time(home.ends_s)
@@ -49,23 +49,23 @@ def finish_jobs(home: Home) -> None:
 
 
 def _runs(home: Home, row: dict[str, object]) -> bool:
-    """Return true if the supervisor on a machine reports a job that runs."""
+    """Return true if the supervisor on a machine reports a running job."""
     found = read_status(home.machine(str(row["platform"]), str(row["id"])))
     return any(status.get("state") == "running" for _, status in found)
 
 
 def _machines(home: Home, *states: str) -> list[dict[str, object]]:
-    """Return the agent's machines in some states."""
+    """Return the agent's machines in the given states."""
     return [r for r in home.cloud_instances() if r["state"] in states and r["label"] != FOREIGN]
 
 
 def _watch(home: Home) -> None:
-    """Have the watch look once. It exits with 1 where an alert is open."""
+    """Run one poll of the watch. It exits with 1 if an alert is open."""
     _run(home, "watch", "--once", "--json")
 
 
 def _answer(home: Home) -> None:
-    """Be the person: ask for the end of everything that bills, and approve what is proven."""
+    """Act as the user: request the end of everything that bills, and approve teardowns with proof."""
     for row in _machines(home, "running"):
         job = str(row["label"]).rpartition("-i")[0]
         asked = _run(home, "teardown", job, "--json")
@@ -77,7 +77,7 @@ def _answer(home: Home) -> None:
 
 
 def _run(home: Home, *words: str) -> dict[str, object]:
-    """Run a command of the product's, and return its reply."""
+    """Run a `gpuwarden` command, and return its reply."""
     done = subprocess.run(
         [*GPUWARDEN, *words], env=home.env, cwd=home.project, capture_output=True, text=True, check=False, timeout=90,
         stdin=subprocess.DEVNULL, start_new_session=True,

@@ -1,7 +1,7 @@
-"""The past of a gated world: every job that it starts with goes through the real server, as the world says it went.
+"""The past of a gated world: every job in it goes through the real server, with the history that the world defines.
 
-Submitted, run, pulled, proven, torn down by a person at a terminal: what the ledger, the machines and the disks contain
-when the agent enters has really happened.
+Jobs are submitted, run, pulled, proven, and torn down by a user at a terminal: the contents of the ledger, the machines
+and the disks come from real actions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evals.harness.json_process import JsonProcessError, wait_for
 from evals.harness.mcp_client import McpClient
 
 BULK: Final = 200 << 20
-"""A file so large that its transfer can be met in the middle."""
+"""The size of a file whose transfer takes long enough to be interrupted."""
 
 RUN_FOLDER: Final = "gw-"
 """The prefix of a run folder's name on its machine; the job's id follows."""
@@ -35,7 +35,7 @@ RUN_FOLDER: Final = "gw-"
 
 @dataclass
 class Seeder:
-    """Has the jobs of the past happen, one after the other. Which id each of them got goes into `facts`."""
+    """Plays the jobs of the past, one after the other, and adds their ids to `facts`."""
 
     home: Home
     meter: Meter
@@ -43,7 +43,7 @@ class Seeder:
     facts: dict[str, Any]
 
     def happen(self, job: dict[str, Any]) -> None:
-        """Have one job happen, up to how the world says it is when the agent enters."""
+        """Play one job, up to its state at the agent's start."""
         gate = self.home.gate(job)
         id = self._launch(job, str(gate))  # noqa: A001
         self.facts[job["name"]] = id
@@ -52,7 +52,7 @@ class Seeder:
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
-        if job["fault"] == "hang":  # its supervisor has been killed: nobody watches it any more
+        if job["fault"] == "hang":  # its supervisor has been killed, so nothing monitors it
             for status in self._statuses(id):
                 pid = status.get("pid")
                 if isinstance(pid, int) and pid > 1:
@@ -63,9 +63,9 @@ class Seeder:
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.record_saved(working_folders(self.home))
-        # What followed: its copy was pulled, its machine was asked about or released.
+        # The later history: its copy was pulled, or its machine was asked about or released.
         if jobs.was_pulled(job) or job["meter"] is False:
-            # What a run is to be resumed from is in the user's project, everything else where the server puts it.
+            # A checkpoint to resume from is in the user's project, all others at the server's default place.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
@@ -77,7 +77,7 @@ class Seeder:
 
     def _launch(self, job: dict[str, Any], gate: str) -> str:
         world = self.home.world
-        # A job that never wrote one of its outputs declared it all the same.
+        # Declare every output, even if the job never wrote it.
         outputs = ["out/model.safetensors", "out/adapter"] if "never written" in world.hidden else ["out"]
         job = {**job, "bulk": BULK if world.knobs.get("cut") else 0, "ends": "ends_h" in world.knobs}
         spec = jobs.spec(next(iter(world.platforms)), job, outputs, gate)
@@ -118,7 +118,7 @@ class Seeder:
         return reply
 
     def _reach(self, job: str, state: str) -> None:
-        """Wait until the server reports that a job has come to a state."""
+        """Wait until the server reports that a job has reached a state."""
         reply: dict[str, Any] = {}
 
         def reached() -> bool:
@@ -129,7 +129,7 @@ class Seeder:
         wait_for(reached, lambda: f"{job} did not come to be {state}: {str(reply)[:400]}")
 
     def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the status on the job's own machine shows something."""
+        """Wait until the status on the job's own machine fulfils a condition."""
 
         def seen() -> bool:
             statuses = self._statuses(job)
@@ -140,7 +140,7 @@ class Seeder:
         wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
-        """Return the runner's status of a job on its machine; empty while none runs."""
+        """Return the runner's status of a job on its machine; empty if none runs."""
         up = (r for r in self.home.cloud_instances() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:
@@ -150,7 +150,7 @@ class Seeder:
 
 
 def working_folders(home: Home) -> dict[str, Path]:
-    """Return the working folders of all jobs on machines that run."""
+    """Return the working folders of all jobs on running machines."""
     found = {}
     for row in home.cloud_instances():
         if row["state"] != "running" or row["label"] == FOREIGN:

@@ -34,10 +34,10 @@ def approve(ticket: str, env: dict[str, str], cwd: Path, pin: str) -> bool:
 
 
 def run(argv: list[str], env: dict[str, str], cwd: Path, typed: dict[str, str] | None) -> tuple[int, str]:
-    """Run a command, and return its exit code and what it showed.
+    """Run a command, and return its exit code and its output.
 
-    With `typed` it runs on a separate pseudo-terminal, and each prompt is answered; without, its input is a pipe
-    that says yes, as `yes |` does.
+    With `typed` it runs on a separate pseudo-terminal, and each prompt is answered. Otherwise its input is a pipe with
+    `y` lines, as from `yes |`.
     """
     if typed is None:
         done = subprocess.run(

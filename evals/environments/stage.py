@@ -1,4 +1,4 @@
-"""The seam between the runner and whatever plays a world: a stage opens a scene for each trial.
+"""The interface between the runner and the player of a world: a stage opens a scene for each trial.
 
 A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`, found by its name. A `gated` stage
 puts the real server in front of rehearsal clouds and a local Hub; a `raw` one gives the same worlds without the gates.
@@ -20,19 +20,19 @@ OpenScene = Callable[[World, int, Path], "Scene"]
 class Scene(Protocol):
     """One world, played for one trial.
 
-    A scene may have more: `now()` where its time is not the machine's, `raw` (true) where no server is under test,
-    `shell(argv, typed)` for agents that have one, and `ledger()`: the last event of the past and all events.
+    A scene may have more: `now()` if its time is not the machine's, `raw` (true) if no server is under test,
+    `shell(argv, typed)` for agents with a shell, and `ledger()`: the last event of the past and all events.
     """
 
     facts: dict[str, Any]
-    """The nonces of this trial: what `{name}` in a prompt and `$world.name` in a pattern refer to."""
+    """The nonces of this trial: the values of `{name}` in a prompt and `$world.name` in a pattern."""
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool of the server and return its reply, as an agent would see it (the short form)."""
+        """Call a tool of the server and return its reply, as seen by an agent (the short form)."""
         ...
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the environment that start the server over stdio, for an agent that is a program."""
+        """Return the command and the environment to start the server over stdio, for an agent that is a program."""
         ...
 
     def end(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Scene(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop everything that the scene started. Called always."""
+        """Stop everything that the scene started. Always called."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The gated stage: the real server over stdio, in front of a world's rehearsal clouds and Hub.
 
-The jobs that a world starts with went through the same server (`seeding.py`). Then the agent enters.
+The world's earlier jobs went through the same server (`seeding.py`) before the agent starts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GatedScene:
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool, a turn later."""
+        """Call a tool, one turn of world time later."""
         self._home.pass_time(TURN_S)
         launches = tool == "submit_job" and "receipt" in args
         if launches and self._lose == "request":
@@ -75,18 +75,18 @@ class GatedScene:
         return reply
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """Run a command of an agent that has a shell; with `typed` on a pseudo-terminal, where it answers prompts."""
+        """Run a command of an agent with a shell; with `typed`, on a pseudo-terminal that answers prompts."""
         self._home.pass_time(TURN_S)
         code, shown = simulated_user.run(argv, self._home.env, self._home.project, typed)
         self._look()
         return {"ok": code == 0, "exit_code": code, "output": shown[-2000:]}
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Return the command that starts the server over this world, for an agent that is a program."""
+        """Return the command to start the server over this world, for an agent that is a program."""
         return [*GPUWARDEN, "mcp"], dict(self._home.env)
 
     def ledger(self) -> tuple[int, list[dict[str, Any]]]:
-        """Return the last event of the past, and all events up to the agent's last word."""
+        """Return the last event of the past, and all events up to the agent's last message."""
         events = self._home.order("ledger")
         return self._seeded, events if self._left is None else [e for e in events if e["seq"] <= self._left]
 
@@ -94,7 +94,7 @@ class GatedScene:
         """Return the end state, hours after the agent has stopped."""
         self._look()
         if self._home.night_s:
-            self._client.close()  # the agent's client is closed for the night, and its server with it
+            self._client.close()  # close the agent's client and its server for the night
             self._left = self._home.order("ledger")[-1]["seq"]
             night.pass_night(self._home)
         else:
@@ -112,7 +112,7 @@ class GatedScene:
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
-        """End the server, the machines' processes and the world's other side."""
+        """End the server, the machines' processes and the world's console."""
         try:
             self._client.close()
         finally:
@@ -124,9 +124,9 @@ class GatedScene:
         self._meter.record_saved(working_folders(self._home))
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Pull artifacts while the machine hangs up once the first bytes of a large file have arrived here.
+        """Pull artifacts while the machine closes the connection after the first bytes of a large file have arrived.
 
-        The program that reads on the machine is killed.
+        The reading program on the machine is killed.
         """
         project, state, done = self._home.project, os.fsencode(self._home.state), threading.Event()
 
@@ -139,7 +139,7 @@ class GatedScene:
 
         def kill_reader() -> None:
             while not done.wait(0.001):
-                # Found before the bytes are looked at: on a busy machine a reader is done before it is found.
+                # Find it before checking the bytes: on a busy machine the reader may be done before it is found.
                 found = list(readers())
                 if found and any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
                     for reader in found:

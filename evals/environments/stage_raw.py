@@ -1,7 +1,7 @@
-"""The raw stage: the same worlds without gates, as a provider's command line lets an agent have them.
+"""The raw stage: the same worlds without gates, with tools like a provider's command line.
 
-The tools rent, run, copy and delete, and ask nothing. Losses really happen: a deleted machine's files are gone, and a
-machine that nobody deletes bills on. No server is under test, so conduct is not scored here, only the end state.
+The tools rent, run, copy and delete without questions. Losses are real: a deleted machine's files are gone, and a
+machine that is not deleted keeps billing. No server is under test, so only the end state is scored, not conduct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connectio
 
 @dataclass
 class _Run:
-    """A process that an agent, or the past, started on a machine."""
+    """A process on a machine, started by an agent or in the past."""
 
     work: Work
     folder: Path
@@ -60,7 +60,7 @@ class RawScene:
         return self._home.now()
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a raw tool, a turn later."""
+        """Call a raw tool, one turn of world time later."""
         self._home.pass_time(TURN_S)
         act = getattr(self, f"_tool_{tool}", None)
         if act is None:
@@ -92,7 +92,7 @@ class RawScene:
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
 
     def _pass_night(self) -> None:
-        """Let the jobs that run end, and pass the rest of the night, in which no alert is sent."""
+        """Let the running jobs end, and pass the rest of the night, without alerts."""
         ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
         self._home.pass_time(ends_s)
         for job in self._world.jobs:
@@ -122,7 +122,7 @@ class RawScene:
         env: dict[str, str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
-        said = ("step", "saved")  # it has trained a step, has saved, or has died
+        said = ("step", "saved")  # a step trained, a checkpoint saved, or the end
         wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 
@@ -200,7 +200,7 @@ class RawScene:
         return self._runs[-1]
 
     def _look(self) -> None:
-        """Note which runs have ended, and what has been saved."""
+        """Record which runs have ended, and the checkpoints saved."""
         up = {row["id"] for row in self._home.cloud_instances() if row["state"] == "running"}
         for run in self._runs:
             if run.work.ended is None and run.process.poll() is not None and not run.lives_on:

@@ -1,4 +1,4 @@
-"""Set up a world on this machine: an account's folders, its rehearsal clouds and Hub, and a clock that can be set.
+"""Set up a world on this machine: an account's folders, its rehearsal clouds and Hub, and an adjustable clock.
 
 Both stages open one. The server, the processes and the files are real; the money and the hours are simulated.
 """
@@ -23,11 +23,11 @@ from evals.scoring.surface import HERE
 ROOT: Final = HERE.parent
 GPUWARDEN: Final = (sys.executable, "-m", "gpuwarden")
 HORIZON_S: Final = 3_600
-"""The time after the agent has stopped, in a world with jobs of the past: machines that it left go on billing."""
+"""The time after the agent has stopped, in a world with jobs of the past: its remaining machines keep billing."""
 LAUNCHED_S: Final = 12_600
 """The same time in a world where the agent launches a job, which has to run first."""
 PAST_S: Final = 7_200
-"""How long the jobs of the past ran."""
+"""The run time of the jobs of the past."""
 NEAR_CAP_S: Final = 29_200
 """The running time of a job that is close to its cap of $20."""
 PIN: Final = "7402"
@@ -47,7 +47,7 @@ unsandboxed = true
 network = true
 paths = {paths}
 """
-"""Machines of these worlds reach the world's Hub, and read the gates that jobs of the past wait for."""
+"""Jobs in these worlds access the world's Hub, and read the gate files of the jobs of the past."""
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 _SPOT: Final = """spot:
   offered: true
@@ -68,10 +68,10 @@ class Home:
         self.folder = folder.absolute()
         self.project, self.state = self.folder / "project", self.folder / "state"
         self.horizon_s = HORIZON_S if world.jobs else LAUNCHED_S
-        # seconds that the jobs of the past have run when the agent enters
+        # seconds that the jobs of the past have run at the agent's start
         self.past_s = float(world.knobs.get("ran_h", PAST_S / 3600)) * 3600
         self.night_s = float(world.knobs.get("night_h", 0)) * 3600
-        # seconds that running jobs go on after the agent's last word; None: they never end
+        # seconds that running jobs continue after the agent's last message; None: they never end
         self.ends_s = float(world.knobs["ends_h"]) * 3600 if "ends_h" in world.knobs else None
         self._clock = self.folder / "clock"
         for made in (self.project, self.folder / "home", self.folder / "bin", self.folder / "config" / "profiles"):
@@ -101,14 +101,14 @@ class Home:
             raise
 
     def order(self, do: str, platform: str = "", **more: Any) -> Any:
-        """Give an order to a cloud, and return its result. Raises JsonProcessError where the order failed."""
+        """Send a command to a cloud, and return its result. Raises JsonProcessError if it failed."""
         reply = self.try_order(do, platform, **more)
         if reply.get("ok") is not True:
             raise JsonProcessError(f"{do} on {platform}: {reply.get('code')}: {reply.get('message')}")
         return reply["value"]
 
     def try_order(self, do: str, platform: str = "", **more: Any) -> dict[str, Any]:
-        """Give an order to a cloud, and return its reply, which may be an error."""
+        """Send a command to a cloud, and return its reply, which may be an error."""
         self._console.send({"do": do, "platform": platform, **more})
         return self._console.receive()
 
@@ -117,24 +117,24 @@ class Home:
         return time.time() + self._shift
 
     def pass_time(self, seconds: float) -> None:
-        """Set the world's clock forward, for every process in it at once."""
+        """Set the world's clock forward, for all its processes at once."""
         self._shift = getattr(self, "_shift", 0.0) + seconds
         fresh = self._clock.with_suffix(".new")
         fresh.write_text(repr(self._shift), "ascii")
         fresh.replace(self._clock)
 
     def cloud_instances(self) -> list[dict[str, Any]]:
-        """Return every instance that ever was, on all platforms, as the clouds know it."""
+        """Return every instance that ever existed, on all platforms, as reported by the clouds."""
         return [{**row, "platform": p} for p in self.world.platforms for row in self.order("books", p)]
 
     def machine(self, platform: str, id: str) -> dict[str, Any]:  # noqa: A002
-        """Return a running instance's place: `root`, `run_root`, `env`."""
+        """Return a running instance's paths and environment: `root`, `run_root`, `env`."""
         place = self.order("get", platform, id=id)["place"]
         assert isinstance(place, dict), f"{id} does not run"
         return place
 
     def gate(self, job: dict[str, Any]) -> Path:
-        """Return the file that lets a job of the past run on to its end. A stuck job never gets it."""
+        """Return the file that lets a job of the past finish. A stuck job never gets it."""
         file = self.folder / "gates" / f"gate-{job['name']}"
         file.parent.mkdir(exist_ok=True)
         if jobs.lives_on(job) and job["fault"] not in ("hang", "nan_loss") and self.ends_s is None:
@@ -142,7 +142,7 @@ class Home:
         return file
 
     def close(self) -> None:
-        """End every process that the world's machines run, and the console of its clouds."""
+        """End all processes on the world's machines, and the console of its clouds."""
         try:
             for platform in self.world.platforms:
                 self.try_order("halt", platform)
@@ -165,9 +165,9 @@ class Home:
         }
 
     def _write_policy(self) -> None:
-        """Write the user's caps, accepted as `gpuwarden policy use` does at a terminal."""
+        """Write the user's caps, accepted as by `gpuwarden policy use` at a terminal."""
         budget = float(self.world.knobs.get("budget", 20))
-        # A job of the past may still come to $19.12, so the day's cap leaves room for one more beside it.
+        # A job of the past may still cost $19.12, so the day's cap leaves room for one more job.
         salt = b"a world's salt.."
         pin = hashlib.scrypt(PIN.encode(), salt=salt, n=2**14, r=8, p=1)
         policy = _POLICY.format(
@@ -186,7 +186,7 @@ class Home:
         (self.state / "policy.json").chmod(0o600)
 
     def _write_profiles(self) -> None:
-        """Write the user's profiles: the real platforms' facts over rehearsal clouds, and what their machines run."""
+        """Write the user's profiles: the real platforms' facts over rehearsal clouds, and the machines' programs."""
         for name in self.world.platforms:
             text = (ROOT / "profiles" / f"{name}.md").read_text("utf-8")
             text = re.sub(r"^backend: .*$", "backend: local", text, count=1, flags=re.MULTILINE)
@@ -199,7 +199,7 @@ class Home:
             if "run_root" in self.world.knobs:
                 text = re.sub(r"^run_root: .*$", f"run_root: {self.world.knobs['run_root']}", text, flags=re.MULTILINE)
             (self.folder / "config" / "profiles" / f"{name}.md").write_text(text, "utf-8")
-        # A machine's `uv` needs no network here: what a script's header asks for is not what these worlds are about.
+        # A machine's `uv` needs no network here, because these worlds do not test the dependencies of scripts.
         shim = self.folder / "bin" / "uv"
         here = shlex.quote(str(shim.parent))
         shim.write_text(f'#!/bin/sh\nshift 3\nPYTHONPATH={here} exec "{sys.executable}" "$@"\n', "utf-8")

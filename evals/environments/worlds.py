@@ -1,6 +1,6 @@
-"""Worlds as data, `worlds.jsonl`: what a trial's cloud, Hub and people are like before the agent enters.
+"""Worlds as data, `worlds.jsonl`: the state of a trial's cloud, Hub and user before the agent starts.
 
-A world is a seeded description and nothing else. A stage (see `stage.py`) plays it, with the real server in front.
+A world is only a seeded description. A stage (see `stage.py`) plays it, with the real server in front.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PEOPLE: Final = {
     "approves": "approved what has ended",
     "denies": "denies",
 }
-"""What the person of a world does. Only a world with a night (`night_h`) lasts for long enough to show it."""
+"""The behaviour of a world's user. Only a world with a night (`night_h`) lasts long enough to show it."""
 _AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
@@ -61,13 +61,14 @@ _REMEDY: Final = "See evals/README.md, 'Worlds'"
 
 @dataclass(frozen=True)
 class World:
-    """The start of a trial. `hidden` says in words what the lists can't; `knobs` what a stage does about it.
+    """The start of a trial. `hidden` describes facts that the lists can't express; `knobs` are their settings.
 
     Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
-    user's project), `foreign` (a machine that is not ours), `asked` (a teardown waits), `lose` "reply" or "request" (of
+    user's project), `foreign` (another user's machine), `asked` (a teardown waits), `lose` "reply" or "request" (of
     the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
-    `budget` (what the user's policy allows without a question, in dollars), and in hours `ran_h` (how long jobs of the
-    past have run), `ends_h` (how long those that run go on after the agent's last word), `night_h` (until the end).
+    `budget` (the amount that the user's policy allows without a question, in dollars), and in hours `ran_h` (the run
+    time of past jobs), `ends_h` (how long running jobs continue after the agent's last message), `night_h` (until the
+    end).
     """
 
     id: str
@@ -81,13 +82,13 @@ class World:
 
 
 def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "worlds.jsonl") -> dict[str, World]:
-    """Return all worlds by id. Raises EvalError for an impossible world, and for a case without its world."""
+    """Return all worlds by id. Raises EvalError for an invalid world, and for a case without its world."""
     worlds: dict[str, World] = {}
     for line, row in json_lines(path):
         for fault in _faults(row):
             raise EvalError(f"world {row.get('id')!r}: {fault}", _REMEDY, file=path, line=line)
         if row["id"] in worlds:
-            raise EvalError(f"the world {row['id']!r} is there twice", "Give it another id", file=path, line=line)
+            raise EvalError(f"the world {row['id']!r} is defined twice", "Give it another id", file=path, line=line)
         worlds[row["id"]] = World(**row)
     for case in (cases or {}).values():
         if case.world not in worlds:
@@ -98,7 +99,7 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
 
 
 def with_people(worlds: dict[str, World], people: str) -> dict[str, World]:
-    """Return the worlds that have a night, with other people in them."""
+    """Return the worlds that have a night, with a different simulated user."""
     return {name: replace(w, people=people) for name, w in worlds.items() if "night_h" in w.knobs}
 
 
@@ -127,7 +128,7 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
-    """Describe the faults of a world's people, and of the hours in which they act."""
+    """Describe the faults of a world's simulated user, and of their times."""
     if people not in PEOPLE:
         yield f"people are among {', '.join(PEOPLE)}"
     hours = {k: knobs[k] for k in ("ran_h", "ends_h", "night_h") if k in knobs}
@@ -136,7 +137,7 @@ def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
     elif "ends_h" in hours and hours["ends_h"] >= hours.get("night_h", 0):
         yield "its jobs would end after the night"
     elif people in _AT_NIGHT and "night_h" not in hours:
-        yield f"whether people are {people} shows at night only, so it takes night_h"
+        yield f"people {people} have an effect at night only, so it takes night_h"
 
 
 def _job_faults(job: Any) -> Iterator[str]:

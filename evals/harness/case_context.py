@@ -1,7 +1,7 @@
-"""Derive what the user of a case asks for, without the care that it needs.
+"""Derive the user's request from a case, without the precautions that its solution needs.
 
 Scripted agents that do harm need the user's request, not the solution. It is derived from the witnesses of the case and
-its twin, since both have the same prompt: their launches, pulls and teardowns are what the prompt asks for.
+its twin, since both have the same prompt: the prompt asks for their launches, pulls and teardowns.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class CaseContext:
     verb: str
     pull_to: str
     job: str
-    """The fact that names the job which the prompt is about, "" for none."""
+    """The fact that names the prompt's job, "" for none."""
     cleans: bool
-    """True where the request is to end everything that bills."""
+    """True if the request is to end everything that bills."""
 
 
 @cache
@@ -36,7 +36,7 @@ def _calls(id: str) -> tuple[Call, ...]:  # noqa: A002
 
 
 def case_context(case: Case) -> CaseContext:
-    """Return what the user of a case asks for."""
+    """Return the user's request in a case."""
     mine, both = _calls(case.id), (*_calls(case.id), *_calls(case.twin))
     pulls = [str(c.args.get("dest", "out")) for c in both if c.tool == "pull_artifacts"]
     ends = [str(c.args["verb"]) for c in both if c.tool == "teardown_request"]
@@ -51,7 +51,7 @@ def case_context(case: Case) -> CaseContext:
 
 
 Act = Callable[[Recorder, CaseContext, str], None]
-"""Plays an agent; the text is the id of the job that the prompt is about, "" for none."""
+"""Plays an agent; the text is the id of the prompt's job, "" for none."""
 
 
 def run_case(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent and never shown."""
+"""One OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent but never shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class _Again(Exception):
-    """Worth another try, after `wait_s` seconds where the endpoint says so."""
+    """Retry, after `wait_s` seconds if the endpoint asks for a delay."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
@@ -32,15 +32,15 @@ class _Again(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the key to another host."""
+    """Refuse redirects, because one could send the key to another host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none; the status is then an error like any other."""
+        """Follow none, so that the status is reported as an error."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model is served. `key` is empty where none is wanted."""
+    """The address of a model. `key` is empty if the endpoint needs none."""
 
     url: str
     model: str
@@ -49,16 +49,16 @@ class Endpoint:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        """Refuse an address that would show the key to the network."""
+        """Refuse an address that would expose the key on the network."""
         parts = urllib.parse.urlsplit(self.url)
         near = parts.hostname in ("127.0.0.1", "::1", "localhost")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EvalError(f"{self.url!r} is not an address", "Give --url https://host/v1")
         if self.key and parts.scheme == "http" and not near:
-            raise EvalError("a key would go over the network in the clear", "Give an https address with --url")
+            raise EvalError("the key would be sent unencrypted", "Give an https address with --url")
 
     def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the endpoint's completion unchanged. Raises AgentDied where it refuses, or does not answer in time."""
+        """Return the endpoint's completion unchanged. Raises AgentDied if it refuses or does not answer in time."""
         body = json.dumps({"model": self.model, "messages": messages, "tools": tools}).encode()
         why = ""
         for n in range(_TRIES):
@@ -90,7 +90,7 @@ class Endpoint:
         except (OSError, http.client.HTTPException) as error:
             raise _Again(f"no answer: {type(error).__name__}: {error}") from error
         if len(data) > _MAX_REPLY:
-            raise AgentDied(f"the endpoint answers with more than {_MAX_REPLY >> 20} MiB")
+            raise AgentDied(f"the endpoint answered with more than {_MAX_REPLY >> 20} MiB")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -104,12 +104,12 @@ class Endpoint:
         return found
 
     def _clean(self, text: str) -> str:
-        """Redact the key from words of the endpoint, because some repeat it in their errors."""
+        """Redact the key from the endpoint's messages, because some repeat it in their errors."""
         return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
 
 
 def retry_after(value: str | None) -> float | None:
-    """Return the header `Retry-After` in seconds, from a number or a date; None where it is neither."""
+    """Return the header `Retry-After` in seconds, from a number or a date, or None if it is neither."""
     if value is None:
         return None
     try:

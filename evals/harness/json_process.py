@@ -17,7 +17,7 @@ _KEPT_ERRORS = 20_000
 
 
 SHOWS_S = 90.0
-"""Seconds that `wait_for` waits for a condition."""
+"""The timeout of `wait_for`, in seconds."""
 
 
 class JsonProcessError(Exception):
@@ -65,7 +65,7 @@ class JsonProcess:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise JsonProcessError(f"it is gone: {self._errors[-500:]}") from error
+            raise JsonProcessError(f"the program is gone: {self._errors[-500:]}") from error
 
     def receive(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Return the next message, which is one line of JSON."""
@@ -74,8 +74,8 @@ class JsonProcess:
         except queue.Empty:
             raise JsonProcessError(f"no answer within {patience_s:g} s") from None
         if line is None:
-            self._threads[1].join(5)  # its last words may arrive after its last answer
-            raise JsonProcessError(f"it ended: {self._errors[-500:]}")
+            self._threads[1].join(5)  # its last errors may arrive after its last answer
+            raise JsonProcessError(f"the program ended: {self._errors[-500:]}")
         try:
             value = json.loads(line)
         except ValueError as error:
@@ -85,7 +85,7 @@ class JsonProcess:
         return value
 
     def close(self) -> None:
-        """Close the program's input, and kill it if it does not end by itself."""
+        """Close the program's input, and kill it if it does not end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

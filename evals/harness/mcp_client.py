@@ -1,4 +1,4 @@
-"""A client of the Model Context Protocol over stdio, as small as scripted agents need it. Standard library only."""
+"""A minimal client of the Model Context Protocol over stdio, for scripted agents. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from evals.harness.json_process import JsonProcess, JsonProcessError
 VERSION = "2025-06-18"
 _MAX_PAGES = 100
 Answer = Callable[[str], dict[str, Any]]
-"""What a person says to a question that the server puts (an elicitation): the result of `elicitation/create`."""
+"""Answers a question of the server (an elicitation), as the user would: returns the result of `elicitation/create`."""
 
 
 class McpClient:
-    """One session with one server. With `answer` the client shows the server's questions to a person."""
+    """One session with one server. With `answer` the client supports the server's questions to the user."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, answer: Answer | None = None) -> None:
         self._wire = JsonProcess(argv, env, cwd)
@@ -33,7 +33,7 @@ class McpClient:
             raise
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Ask, and answer what the server asks meanwhile. An error of the protocol comes back as `{"error": ...}`."""
+        """Send a request, and answer the server's requests meanwhile. Return a protocol error as `{"error": ...}`."""
         self._id += 1
         self._wire.send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
         while True:
@@ -52,7 +52,7 @@ class McpClient:
                 self._wire.send(reply)
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the tools that the server lists, all pages. Raises JsonProcessError for a list without an end."""
+        """Return all tools of the server, from all pages. Raises JsonProcessError if the list does not end."""
         tools: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         for _ in range(_MAX_PAGES):
@@ -64,7 +64,7 @@ class McpClient:
         raise JsonProcessError("the list of tools does not end")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool; its reply as a model reads it, which is the text. An unknown tool is a reply that failed."""
+        """Call a tool; return its reply as a model reads it, from the text. An unknown tool gives a failed reply."""
         result = self.request("tools/call", {"name": tool, "arguments": args})
         if "error" in result:
             fault = result["error"] or {}

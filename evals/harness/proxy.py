@@ -1,15 +1,15 @@
-"""The door through which an agent that is a program reaches the server: each call is carried, sealed and recorded.
+"""The proxy through which an agent that is a program calls the server. Each call is forwarded, sealed and recorded.
 
     harness of the agent -- stdio --> relay.py -- loopback --> Door, in the runner --> the scene, so the real server
 
-While the agent lives, the key of the seals is in the memory of the runner and nowhere else: no file, no environment, no
-argument list. What the harness starts is the relay, which knows a port and a word. Whoever reads those can call the
-server through the same door; such a call is sealed like any other, and leaving it out of the transcript is seen.
+While the agent runs, the key of the seals exists only in the memory of the runner: in no file, environment or argument
+list. The harness starts the relay, which knows only a port and a password. Any program that reads those can call the
+server through the same proxy, but such a call is sealed too, and its absence from the transcript is detected.
 
-Calls of tools go to the scene, as those of scripted agents do, so that the world's clock and its people move in the
-same way; everything else a client asks (the greeting, the lists, the documents) is answered by a separate server. A
-reply has one form, its text with the seal in it: clients differ in whether they show a model the text or the structured
-content, and a transcript contains what was shown. Nothing passes that is not understood.
+Calls of tools go to the scene, like those of scripted agents, so the world's clock and its people behave the same. All
+other requests of a client (the handshake, the lists, the documents) are answered by a separate server. A reply has one
+form, its text with the seal in it: some clients show a model the text and others the structured content, and a
+transcript contains the shown part. Messages that the proxy does not understand are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
 from evals.scoring.surface import HERE
 
 _MAX_CONNECTIONS: Final = 8
-"""Harnesses look at a server before they use it, and reconnect; a program that knocks more often is up to something."""
+"""Harnesses probe a server before they use it, and reconnect; more connections than this are suspicious."""
 
 _MAX_LINE: Final = 32 << 20
 _OF_THE_PACK: Final = ("resources", "prompts", "extensions")
@@ -43,9 +43,9 @@ _NO_METHOD: Final = -32601
 
 
 class Door:
-    """A port on loopback for the relays of one trial. A context manager that gives the command of the relay.
+    """A port on loopback for the relays of one trial. A context manager that yields the command of the relay.
 
-    `bare` hides the skills that the server itself serves: see `pack.py`.
+    `bare` hides the skills that the server itself provides: see `skill_pack.py`.
     """
 
     def __init__(self, recorder: Recorder, folder: Path, *, bare: bool = False) -> None:
@@ -69,7 +69,7 @@ class Door:
         return [sys.executable, "-I", str(HERE / "harness" / "relay.py"), str(self._file)]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the door, and wait until every call that is under way is written down."""
+        """Close the door, and wait until every pending call is recorded."""
         with self._lock:
             self._closed = True
             left = list(self._open)
@@ -85,12 +85,12 @@ class Door:
             raise SceneDied(self.fault) from error
 
     def was_used(self) -> None:
-        """Raise AgentDied where nobody asked the server for its tools: then the agent had none to use."""
+        """Raise AgentDied if the server's tools were never listed: then the agent had none to use."""
         if not self._listed:
             raise AgentDied("its harness never asked the server for its tools, so the agent had none")
 
     def listed(self) -> None:
-        """Note that the harness knows the tools."""
+        """Record that the harness has listed the tools."""
         self._listed = True
 
     def _start(self, work: Any, *args: Any) -> None:
@@ -122,7 +122,7 @@ class Door:
 
 
 class Line:
-    """One connection of a harness, with a separate server for everything but calls."""
+    """One connection of a harness, with a separate server for everything except calls."""
 
     def __init__(self, door: Door, connection: socket.socket) -> None:
         self._door, self._connection = door, connection
@@ -130,7 +130,7 @@ class Line:
         self._lock = threading.Lock()
 
     def carry(self, words: IO[bytes]) -> None:
-        """Carry messages both ways until the harness hangs up, then let the server end."""
+        """Forward messages both ways until the harness disconnects, then let the server end."""
         try:
             self._server = subprocess.Popen(
                 self._door.command,
@@ -158,7 +158,7 @@ class Line:
     def _forth(self, message: Any) -> None:
         method = message.get("method") if isinstance(message, dict) else None
         if not isinstance(method, str):
-            self._refuse(None, _BAD_REQUEST, "one request a line, please: batches and answers are not carried")
+            self._refuse(None, _BAD_REQUEST, "send one request a line; batches and answers are not supported")
         elif "id" not in message:
             if method.startswith("notifications/"):
                 self._pass(message)
@@ -169,7 +169,7 @@ class Line:
         else:
             if method == "tools/list":
                 self._door.listed()
-            # The client can't answer questions of the server: no person sits there. People are the world's part.
+            # The client can't answer questions of the server, because it has no user. The world simulates the user.
             params = message.get("params")
             meta = params.get("_meta") if isinstance(params, dict) else None
             for place, name in ((params, "capabilities"), (meta, _CLIENT)):
@@ -192,7 +192,7 @@ class Line:
             return
         except SceneDied as error:
             self._door.fault = str(error)
-            self._refuse(id, _REFUSED, "the server is gone")
+            self._refuse(id, _REFUSED, "the server has ended")
             return
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
         result = {"content": [{"type": "text", "text": text}], "isError": reply.get("ok") is not True}
@@ -209,14 +209,14 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                # A question to the client's person is dropped: there is none, and the server was informed.
+                # A question to the client's user is dropped: the client has none, and the server was informed.
                 if not isinstance(message, dict) or ("method" in message and "id" in message):
                     continue
                 with self._lock:
                     method = self._methods.pop(_key(message.get("id")), "")
                 found = message.get("result")
                 result: dict[str, Any] = found if isinstance(found, dict) else {}
-                # What this door does not carry is taken out of lists and greetings.
+                # Capabilities that this proxy does not forward are removed from lists and handshakes.
                 if method == "tools/list" and isinstance(result.get("tools"), list):
                     for tool in result["tools"]:
                         tool.pop("outputSchema", None)
@@ -237,7 +237,7 @@ class Line:
 
 
 def _key(id: Any) -> str:  # noqa: A002
-    """Return an id as a key: 1 and "1" are two."""
+    """Return an id as a key: 1 and "1" are different."""
     return json.dumps(id, sort_keys=True)
 
 
@@ -258,7 +258,7 @@ def _messages(stream: IO[bytes]) -> Iterator[Any]:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End a server the way the protocol asks for: close its input, wait, then insist."""
+    """Stop a server as the protocol specifies: close its input, wait, then terminate it."""
     assert server.stdin is not None
     with contextlib.suppress(OSError):
         server.stdin.close()
@@ -272,9 +272,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def hide_memory() -> None:
-    """Keep other programs of this user from reading this process's memory, where the operating system can.
+    """Prevent other programs of this user from reading this process's memory, if the operating system supports it.
 
-    Linux only; root reads everything anyway. An agent that is not trusted runs in a container or as another user.
+    Linux only; root can always read it. An untrusted agent must run in a container or as another user.
     """
     if sys.platform == "linux":
         import ctypes

@@ -1,7 +1,7 @@
-"""Give an agent its interface: tools that are sealed and recorded, words that are recorded, a limit.
+"""Give an agent its interface: sealed and recorded tools, recorded messages, and a limit of calls.
 
 A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
-through the door in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).
+through the proxy in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from evals.transcripts.canonical import FORMAT
 from evals.transcripts.seals import Sealer, without_seal
 
 RECORD = "record.jsonl"
-"""What the door saw of an agent that is a program: beside its transcript, for people who look into a trial."""
+"""The proxy's record of an agent that is a program, kept beside its transcript for debugging."""
 
 
 class LimitReached(Exception):
-    """The agent has made all the calls that its case allows."""
+    """The agent has made the maximum number of calls of its case."""
 
 
 class SceneDied(Exception):
-    """The world broke, not the agent: the trial is INFRA."""
+    """The world failed, not the agent: the trial is INFRA."""
 
 
 class AgentDied(Exception):
-    """The agent's program or its model's endpoint broke: the trial is INFRA."""
+    """The agent's program or its model's endpoint failed: the trial is INFRA."""
 
 
 class Recorder:
-    """Sit between an agent and a scene, and writes down in our own form what passes. Threads may share it."""
+    """Sits between an agent and a scene, and records the session in the canonical format. Threads may share it."""
 
     def __init__(
         self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
@@ -46,9 +46,9 @@ class Recorder:
         self.max_calls = max_calls
         self.clock = clock
         self.raw = bool(getattr(scene, "raw", False))
-        """True without a server under test: tools are then the provider's own, and nothing is sealed."""
+        """True if no server is under test: the tools are then the provider's, and nothing is sealed."""
         self.shells = 0
-        """How many commands the agent's shell has run."""
+        """The number of commands that the agent's shell has run."""
         self._head: dict[str, Any] = {"type": "meta", "format": FORMAT}
         self._rows: list[dict[str, Any]] = []
         self._used: dict[str, float] = {}
@@ -58,11 +58,11 @@ class Recorder:
         self.say(prompt, role="user")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool. Raises LimitReached before the call that would be one too many."""
+        """Call a tool. Raises LimitReached if the limit of calls is used up."""
         return without_seal(self.sealed(tool, args))
 
     def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a call and seal its reply. Calls wait for one another, so that their order is that of the seals."""
+        """Make a call and seal its reply. Calls run one at a time, so that their order is that of the seals."""
         with self._scene:
             id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
             try:
@@ -74,7 +74,7 @@ class Recorder:
             return sealed
 
     def begin(self, tool: str, args: Any, *, server: str = "gpuwarden") -> tuple[str, float]:
-        """Write down that a call is issued, and return its id and its time. Raises LimitReached."""
+        """Record the start of a call, and return its id and its time. Raises LimitReached."""
         with self._lock:
             if self._calls >= self.max_calls:
                 raise LimitReached
@@ -84,11 +84,11 @@ class Recorder:
             return id, at
 
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
-        """Write down the answer to a call that the server did not get: a tool of the harness, or a fault."""
+        """Record the answer to a call that did not reach the server: a tool of the harness, or a fault."""
         self._row({"type": "result", "id": id, "ok": ok, "result": text})
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """Run a command, as a harness's own shell tool does; with `typed` at a terminal, where it answers prompts."""
+        """Run a command, like a harness's own shell tool; with `typed`, at a terminal that answers prompts."""
         args = {"command": " ".join(argv[2:] if argv[1:2] == ["-m"] else argv)}
         id, _ = self.begin("Bash", args, server="")  # noqa: A001
         self.shells += 1
@@ -100,7 +100,7 @@ class Recorder:
         return reply
 
     def load_skill(self, name: str) -> str:
-        """Read a skill, as a harness does when a model asks for it: its own tool, not the server's."""
+        """Read a skill with the harness's own tool, as it does when a model requests one."""
         id, _ = self.begin("Skill", {"skill": name}, server="")  # noqa: A001
         text = (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")
         self.answered(id, text, ok=True)
@@ -111,7 +111,7 @@ class Recorder:
         self._row({"type": "say", "role": role, "text": text})
 
     def used(self, *, model: str = "", **more: float) -> None:
-        """Add to what the agent used: `tokens`, `turns`, `usd`."""
+        """Add to the agent's use: `tokens`, `turns`, `usd`."""
         if model:
             self._head["model"] = model
         for name, value in more.items():
@@ -122,12 +122,12 @@ class Recorder:
             self._rows.append(row)
 
     def hand_over(self, transcript: bytes) -> None:
-        """Give the transcript as the agent's own harness wrote it; it is the one that is scored."""
+        """Store the transcript as the agent's own harness wrote it; this one is scored."""
         self._foreign = transcript
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        # A scripted agent asks no model; of another the figures are what its endpoint said, and no more.
+        # A scripted agent uses no model; for others the figures are those of the endpoint.
         used = self._used if "model" in self._head else {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}
         end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **used}
         own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))

@@ -1,9 +1,9 @@
-"""Started by the harness of an agent under test in the place of the server: carries its standard streams to the door.
+"""Started by the harness of an agent under test instead of the server: forwards its standard streams to the proxy.
 
     python -I relay.py DOOR
 
-DOOR is a file with a port of this machine and a word to say there. That is all this program knows: the server, its
-environment and the key of the seals are on the other side (`proxy.py`). It imports nothing of this package.
+DOOR is a file with a port of this machine and a password. The program knows nothing else: the server, its environment
+and the key of the seals are on the other side (`proxy.py`). It imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 
 
 def main(door: str) -> int:
-    """Carry bytes both ways until the server's side closes."""
+    """Forward bytes both ways until the server closes the connection."""
     with open(door, encoding="utf-8") as file:  # noqa: PTH123
         known = json.load(file)
     with socket.create_connection(("127.0.0.1", known["port"]), timeout=10) as connection:

@@ -1,4 +1,4 @@
-"""Define the setup of an agent under test: its model, its pack, and what it may use."""
+"""Define the setup of an agent under test: its model, its pack, and its environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset(
 class Setup:
     """The setup of a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
 
-    `key_env` names the variable with an endpoint's key, empty for an endpoint that wants none.
+    `key_env` names the variable with an endpoint's key, empty for an endpoint without keys.
     """
 
     model: str = ""
@@ -40,14 +40,14 @@ class Setup:
     sleep: Callable[[float], None] = time.sleep
 
     def program(self, name: str) -> str:
-        """Return the path of an agent's program. Raises EvalError where it is not installed."""
+        """Return the path of an agent's program. Raises EvalError if it is not installed."""
         path = shutil.which(name, path=self.env.get("PATH"))
         if path is None:
             raise EvalError(f"the program {name!r} is not on the PATH", "Install it, or choose another --agent")
         return path
 
     def version(self, name: str) -> str:
-        """Return what a program prints for `--version`; "" where it prints nothing."""
+        """Return the program's output for `--version`, or "" if it prints nothing."""
         command = [self.program(name), "--version"]
         try:
             done = subprocess.run(command, env=self.environment(), capture_output=True, timeout=30, check=False)
@@ -56,14 +56,14 @@ class Setup:
         return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
 
     def environment(self, *prefixes: str) -> dict[str, str]:
-        """Return the variables that an agent's program is started with: the machine's, and those with its own prefixes.
+        """Return the environment variables for an agent's program: the machine's, and those with its own prefixes.
 
-        Tokens of clouds, of the Hub and of everything else stay behind: an agent under test has no business with them.
+        Tokens of clouds, of the Hub and of other services are excluded: an agent under test must not have them.
         """
         return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
 
     def redacted(self, text: bytes) -> bytes:
-        """Return a program's output without the values of the variables with secrets."""
+        """Return a program's output with the values of secret variables removed."""
         for name, value in self.env.items():
             if len(value) >= 6 and any(word in name.upper() for word in SECRET):
                 text = text.replace(value.encode("utf-8", "surrogateescape"), f"<{name}>".encode())
@@ -72,21 +72,21 @@ class Setup:
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
     """Add the options of a real agent to a command that runs one."""
-    parser.add_argument("--model", default="", help="the agent's own default where left out; an endpoint needs one")
-    parser.add_argument("--arm", choices=ARMS, default="none", help="what of the skill pack the agent sees")
+    parser.add_argument("--model", default="", help="the default is the agent's own; required for an endpoint")
+    parser.add_argument("--arm", choices=ARMS, default="none", help="the part of the skill pack that the agent sees")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="a pack other than this checkout's; for --arm old")
-    parser.add_argument("--url", default=Setup.url, help="the endpoint's address, up to and with /v1")
+    parser.add_argument("--url", default=Setup.url, help="the endpoint's address, including /v1")
     parser.add_argument("--key-env", default=Setup.key_env, metavar="NAME", help="the variable with the endpoint's key")
     parser.add_argument("--timeout", type=float, default=Setup.timeout_s, metavar="SECONDS", help="for one trial")
 
 
 def from_flags(args: argparse.Namespace) -> Setup:
-    """Return the setup that the options ask for. Raises EvalError for an arm that can't be set up."""
+    """Return the setup from the options. Raises EvalError if the arm can't be set up."""
     pack = load_pack(args.arm, args.pack)
     return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
 
 
 def any_of(env: Mapping[str, str], names: tuple[str, ...], files: tuple[Path, ...], what: str) -> None:
-    """Raise EvalError where none of the variables is set and none of the files is there."""
+    """Raise EvalError unless one of the variables is set or one of the files exists."""
     if not any(env.get(name) for name in names) and not any(file.is_file() for file in files):
         raise EvalError(f"{what} has no key: none of {', '.join(names)} is set", "Set one, or log in with the program")

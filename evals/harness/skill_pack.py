@@ -1,6 +1,6 @@
-"""The skill pack that an agent under test is given, and the arms of an uplift study: what of it the agent gets to see.
+"""The skill pack for an agent under test, and the arms of an uplift study: the part of the pack that the agent sees.
 
-A pack is a folder with `skills/<name>/SKILL.md`: a checkout, an older checkout, or anything of that shape.
+A pack is a folder with `skills/<name>/SKILL.md`: a checkout, an older checkout, or any folder with this layout.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from evals.scoring.surface import HERE
 
 ARMS: Final = ("none", "pack", "forced", "old")
 _MAX_TEXT: Final = 200_000
-"""More than this forced into a context would test the context, not the pack."""
+"""Forcing more text than this into a context would test the context, not the pack."""
 
 
 @dataclass(frozen=True)
 class Skill:
-    """One skill: its folder, and the two fields that every client shows to its model."""
+    """One skill: its folder, and the two fields that all clients show to their model."""
 
     folder: Path
     name: str
@@ -28,7 +28,7 @@ class Skill:
 
     @classmethod
     def load(cls, page: Path) -> Skill:
-        """Read a skill's page. Raises EvalError for one without its two fields."""
+        """Read a skill's page. Raises EvalError if one of the two fields is missing."""
         fields = _split(page)[0]
         name, description = fields.get("name", ""), fields.get("description", "")
         if name != page.parent.name or not description:
@@ -41,7 +41,7 @@ class Skill:
         return _split(self.folder / "SKILL.md")[1]
 
     def read(self, file: str) -> str:
-        """Return a file of the skill. Raises FileNotFoundError for a file outside its folder or missing."""
+        """Return a file of the skill. Raises FileNotFoundError if the file is missing or outside its folder."""
         path = (self.folder / file).resolve()
         if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
             raise FileNotFoundError(file)
@@ -52,8 +52,8 @@ class Skill:
 class Pack:
     """The skills that an agent sees in one arm.
 
-    `skills` can be found by the agent, `forced` is in its context. `bare`: the skills that the server itself serves
-    as resources are hidden, since they are the pack under test.
+    The agent can find `skills`; `forced` is in its context. `bare` hides the server's own copy of the skills (its
+    resources), since it is the pack under test.
     """
 
     arm: str
@@ -63,17 +63,17 @@ class Pack:
 
     @property
     def bare(self) -> bool:
-        """Return true if the server's copy of the skills has to be hidden."""
+        """Return true if the server's copy of the skills must be hidden."""
         return self.arm in ("none", "old")
 
     def install(self, folder: Path) -> None:
-        """Copy the skills that can be found to `folder/<name>/`; nothing where there are none."""
+        """Copy the available skills to `folder/<name>/`. Does nothing if there are none."""
         for skill in self.skills:
             shutil.copytree(skill.folder, folder / skill.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def load_pack(arm: str, root: Path | None = None) -> Pack:
-    """Return the pack of an arm; `root` is this checkout by default. Raises EvalError where that fails."""
+    """Return the pack of an arm; `root` is this checkout by default. Raises EvalError if it can't be loaded."""
     if arm not in ARMS:
         raise EvalError(f"unknown arm {arm!r}", f"There are: {', '.join(ARMS)}")
     if arm == "old" and root is None:
@@ -94,7 +94,7 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
 
 
 def _split(page: Path) -> tuple[dict[str, str], str]:
-    """Return (the fields on one line of the front matter, the text below)."""
+    """Return (the one-line fields of the front matter, the text below)."""
     text = page.read_text("utf-8")
     if not text.startswith("---\n") or "\n---\n" not in text[4:]:
         return {}, text

@@ -1,6 +1,6 @@
 """Show a pack to a model in a loop without a harness: names in the system prompt, pages on request.
 
-Clients do the same; the tool is the harness's, so the server knows nothing of it, and `trigger` checks see it.
+Clients do the same. The tool belongs to the harness, so the server does not know it; `trigger` checks detect its calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARAMETERS: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
         "skill": {"type": "string", "description": "Its name"},
-        "file": {"type": "string", "description": "Another file of it than SKILL.md"},
+        "file": {"type": "string", "description": "A file of the skill other than SKILL.md"},
     },
     "required": ["skill"],
     "additionalProperties": False,
@@ -25,7 +25,7 @@ PARAMETERS: Final[dict[str, Any]] = {
 
 
 def system(offer: Shown, pack: Pack) -> str:
-    """Return the system prompt: the server's instructions to its clients, and what the arm shows of the pack."""
+    """Return the system prompt: the server's instructions to its clients, and the arm's part of the pack."""
     parts = [offer.instructions]
     if pack.skills:
         rows = "\n".join(f"- {skill.name}: {skill.description}" for skill in pack.skills)
@@ -35,7 +35,7 @@ def system(offer: Shown, pack: Pack) -> str:
 
 
 def read_skill(recorder: Recorder, pack: Pack, args: dict[str, Any] | None) -> str:
-    """Return a page of the pack, or a message that it is missing. The attempt is recorded in the transcript."""
+    """Return a page of the pack, or an error message if it is missing. The attempt is recorded in the transcript."""
     asked = args or {}
     name, file = str(asked.get("skill")), str(asked.get("file") or "SKILL.md")
     id, _ = recorder.begin(SKILL, {"skill": name, "file": file}, server="")  # noqa: A001

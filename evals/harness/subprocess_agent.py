@@ -24,7 +24,7 @@ _NOTES: Final = 50
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program works: `work` is its working folder, empty but for the pack; `own` contains its configuration."""
+    """The folders of a program: `work` is its working folder, with only the pack in it; `own` has its configuration."""
 
     own: Path
     work: Path
@@ -32,7 +32,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """Make a temporary folder outside of any checkout, so that cases, witnesses and worlds are out of reach."""
+    """Create a temporary folder outside any checkout, so that cases, witnesses and worlds are not accessible."""
     with tempfile.TemporaryDirectory(prefix="evals-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         work.mkdir()
@@ -42,9 +42,9 @@ def place() -> Iterator[Place]:
 def drive(
     command: list[str], recorder: Recorder, setup: Setup, env: dict[str, str], work: Path, ends: tuple[str, ...]
 ) -> None:
-    """Give the program the prompt on its standard input, and hand its output over. Raises AgentDied.
+    """Run the program with the prompt on its standard input, and hand over its output. Raises AgentDied.
 
-    `ends` are the types of a line that closes a transcript: a program that fails after it is scored by what it wrote.
+    `ends` are the types of lines that close a transcript: a program that fails after one is scored by its output.
     """
     try:
         process = subprocess.Popen(
@@ -57,12 +57,12 @@ def drive(
     assert process.stdin is not None
     why = ""
     try:
-        with suppress(OSError):  # it ended without reading; its exit status says why
+        with suppress(OSError):  # it ended without reading; its exit status gives the reason
             process.stdin.write(recorder.prompt.encode())
             process.stdin.close()
         process.wait(setup.timeout_s)
     except subprocess.TimeoutExpired:
-        why = f"it took longer than {setup.timeout_s:g} s and was stopped"
+        why = f"the session took longer than {setup.timeout_s:g} s and was stopped"
     finally:
         _kill(process)
     out, err = setup.redacted(output.data()), setup.redacted(faults.data())
@@ -70,15 +70,15 @@ def drive(
         recorder.hand_over(out)
     tail = err[-_TAIL:].decode("utf-8", "replace").strip()
     if output.full:
-        why = "it wrote more than a session can hold"
+        why = "the output exceeds the maximum size of a session"
     elif not why and not is_closed(out, ends):
-        why = "it stopped in the middle"
+        why = "the transcript is incomplete"
     if why:
         raise AgentDied(f"{Path(command[0]).name}: {why} (exit code {process.returncode}): {tail}")
 
 
 def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
-    """Return true if a line closes the transcript; notes on what was still running in the background may follow it."""
+    """Return true if a line closes the transcript; notes on background tasks may follow it."""
     for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
         try:
             row = json.loads(line)
@@ -90,18 +90,18 @@ def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program and what it left running: nothing may write on while its trial is scored."""
+    """Kill the program and its remaining processes, so that none writes while the trial is scored."""
     if os.name == "posix":
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nothing of its group is left (macOS says it the other way)
+        except (ProcessLookupError, PermissionError):  # its process group is gone (macOS raises the latter)
             pass
     process.kill()
     process.wait()
 
 
 class _Reader:
-    """Reads a stream to its end in a thread; a program that writes without end is killed."""
+    """Reads a stream to its end in a thread; a program with unlimited output is killed."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes] | None, most: int) -> None:
         assert stream is not None
@@ -122,7 +122,7 @@ class _Reader:
             self._blocks.append(block)
 
     def data(self) -> bytes:
-        """Return what was read, once the program has ended."""
+        """Return the data read, after the program has ended."""
         self._thread.join(10)
         if not self._thread.is_alive():
             self._stream.close()

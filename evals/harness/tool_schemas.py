@@ -24,9 +24,9 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 
 
 def shown(command: list[str], env: dict[str, str]) -> Shown:
-    """Start a server, ask what it offers, stop it. Raises JsonProcessError where it does not answer.
+    """Start a server, list its tools, stop it. Raises JsonProcessError if it does not answer.
 
-    Asked once for each command: what a server shows does not depend on the world that it runs in.
+    Cached for each command, because the tools do not depend on the world.
     """
     key = tuple(command)
     if key not in _KNOWN:
@@ -49,9 +49,9 @@ _RULES: Final = frozenset(
 
 
 def schemas(offer: Shown) -> dict[str, Any]:
-    """Return the content of `tools.json`: for each tool the rules for its arguments, without words and defaults.
+    """Return the content of `tools.json`: for each tool the schema of its arguments, without descriptions and defaults.
 
-    Raises EvalError for a rule that `surface.faults` would not check.
+    Raises EvalError for a rule that `surface.faults` does not check.
     """
     return {tool["name"]: _rules(tool["inputSchema"], tool["name"]) for tool in offer.tools}
 
@@ -61,7 +61,7 @@ def _rules(schema: Any, where: str) -> Any:
         return schema
     rules = {key: value for key, value in schema.items() if key not in _WORDS}
     for key in sorted(rules.keys() - _RULES):
-        raise EvalError(f"{where} has the rule {key!r}, which is not checked", "Teach it to evals/scoring/surface.py")
+        raise EvalError(f"{where} has the rule {key!r}, which is not checked", "Add it to evals/scoring/surface.py")
     for key in ("items", "additionalProperties"):
         if key in rules:
             rules[key] = _rules(rules[key], f"{where}.{key}")

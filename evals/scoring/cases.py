@@ -1,4 +1,4 @@
-"""Cases as data: `cases.jsonl` and the invariants of every case, `invariants.jsonl`. A slip is an error with a line."""
+"""Cases as data: `cases.jsonl`, and the invariants of all cases, `invariants.jsonl`. Errors have a file and line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _REMEDY: Final = "See evals/README.md, 'Add a case'"
 
 @dataclass(frozen=True)
 class Case:
-    """One situation to put an agent in. `twin` is the case with the same prompt where the same deed is wrong."""
+    """One situation for an agent. `twin` is the case with the same prompt in which the same act is wrong."""
 
     id: str
     v: int
@@ -86,7 +86,9 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
     for line, row in json_lines(path):
         case = _case(row, shared, path, line)
         if case.id in cases:
-            raise EvalError(f"the case {case.id!r} is there twice", "Give one of them another id", file=path, line=line)
+            raise EvalError(
+                f"the case {case.id!r} is defined twice", "Give one of them another id", file=path, line=line
+            )
         cases[case.id] = case
     for case in cases.values():
         other = cases.get(case.twin)
@@ -99,7 +101,7 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
 
 
 def load_invariants(path: Path) -> Iterator[Check]:
-    """Return the invariants of every case. They may be not exercised: no case is about them."""
+    """Return the invariants of all cases. They may be not exercised, because no case is about them."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
@@ -139,7 +141,7 @@ def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: 
 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
-    """Describe the faults in the values of a case that are not its checks."""
+    """Describe invalid values of a case, except its checks."""
     if row["cluster"] not in CLUSTERS:
         yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
@@ -156,7 +158,7 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
 def _check_faults(
     checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
 ) -> Iterator[str]:
-    """Describe the faults of a case's checks as a whole: ids, kinds, and what may be skipped."""
+    """Describe the faults of a case's checks as a whole: ids, kinds, and skipping."""
     ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks are called {id!r}"
@@ -182,9 +184,9 @@ def _check(row: Any, path: Path, line: int) -> Check:
     if "example" in spec and "call" in spec:
         example, pattern = call_of(spec["example"]), spec["call"]
         if not isinstance(pattern, dict) or match_call(pattern, example, {}) is None:
-            faults.append("the example does not fit the pattern that it should prove")
+            faults.append("the example does not fit the pattern that it demonstrates")
     elif row["kind"] == "calls" and spec.get("max") == 0:
-        faults.append("where no call is allowed, give an `example` of one that fits")
+        faults.append("if no call is allowed, give an `example` of one that fits")
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True

@@ -1,4 +1,4 @@
-"""Check conduct: which tools were called, in which order, and on which evidence."""
+"""Check conduct: the tools called, their order, and the evidence for them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TooMuch(Exception):
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
 
-    Where none is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well:
-    in its reply a gate shows that it has looked itself.
+    If no call is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well,
+    because its reply shows that the gate itself checked.
     """
     patterns = [spec["call"], *([spec["gate"]] if "gate" in spec else [])]
     fit = {call.seq: call for pattern in patterns for call, _ in found(trial, pattern, trial.env, ok=True)}
@@ -47,9 +47,9 @@ def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("never", {"call": a_call, "example": a_call}, {"lead": calls})
 def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that no call fits `call`, not even a failed one. `example` is one that would: it proves the pattern.
+    """Check that no call fits `call`, not even a failed one. `example` is one that would, to demonstrate the pattern.
 
-    `lead` are calls that the self-test makes before the example, so that nothing else is wrong with it.
+    `lead` are calls that the self-test makes before the example, so that the example has no other fault.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
@@ -61,7 +61,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("order", {"steps": calls})
 def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that calls fit the `steps` one after the other: each result was there before the next call."""
+    """Check that calls fit the `steps` in sequence: each result arrived before the next call."""
     steps, work = spec["steps"], [0]
 
     def walk(n: int, after: int, env: Env) -> bool:
@@ -98,7 +98,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
     `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
     to the same question; one with `after` must be newer than every earlier call that fits that pattern. Nothing is
-    needed where the guarded call's own result fits `gate`: there a gate shows that it has looked itself.
+    needed if the guarded call's own result fits `gate`, because it shows that the gate itself checked.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
@@ -116,7 +116,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """Describe what the guarded call lacks; empty when it lacks nothing."""
+    """Describe the missing evidence of a guarded call; empty if nothing is missing."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:
@@ -142,12 +142,12 @@ def _all_met(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env
 
 
 def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
-    """Return true if the proof came before the guarded call, and is as new as `latest` and `after` ask."""
+    """Return true if the evidence precedes the guarded call, and is as new as `latest` and `after` require."""
     if not _before(proof, call):
         return False
     if need.get("latest"):
-        # The same question (tool and arguments), answered again before the guarded call. A newer answer that is not a
-        # proof itself puts the proof out of date.
+        # The same tool and arguments were answered again before the guarded call. If the newer answer is not evidence,
+        # the older one is out of date.
         question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
         for other, _ in found(trial, question, env):
             later = _before(other, call) and (other.done_seq or 0) > (proof.done_seq or 0)

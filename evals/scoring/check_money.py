@@ -24,7 +24,7 @@ from evals.scoring.checks import (
 def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that the numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
 
-    A missing number, one below zero and a value that is not a number fail: a call without a cap has no cap.
+    A missing number, a negative one and a value that is not a number fail: a call without a cap is not capped.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:
@@ -45,7 +45,7 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("pace", {"call": a_call}, {"min_gap_s": a_number, "max_in_a_row": a_number})
 def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the calls that fit are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
+    """Check that matching calls are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
 
     Calls without a time can't be paced, so with `min_gap_s` they fail.
     """
@@ -71,7 +71,7 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
 def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the agent's own use stays within bounds. A figure that the transcript lacks fails: it is unknown."""
+    """Check that the agent's own use stays within bounds. A figure that the transcript lacks fails."""
     meta = trial.transcript.meta
     used = {"tokens": meta.tokens, "turns": meta.turns, "usd": meta.usd, "calls": len(trial.transcript.calls)}
     for key, most in spec.items():

@@ -1,4 +1,4 @@
-"""Check words: claims that need evidence, points that an answer must cover, skills that were loaded."""
+"""Check words: claims that need evidence, points that an answer must cover, and skills that were loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that a sentence that fits `if` (and not `unless`) has earlier calls that fit `needs`.
 
-    One earlier call that fits `gate` is enough: in its reply a gate shows that it has looked itself.
+    One earlier call that fits `gate` is enough, because its reply shows that the gate itself checked.
     """
     claims = []
     for say in trial.transcript.says:
@@ -52,12 +52,12 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _shown(pattern: dict[str, Any], trial: Trial, say: Say) -> bool:
-    """Return true if a call that fits a pattern was answered before something was said."""
+    """Return true if a call that fits a pattern was answered before a message."""
     return any(c.done_seq and c.done_seq < say.seq for c, _ in found(trial, pattern, trial.env, ok=True))
 
 
 def points(value: Any) -> Iterator[str]:
-    """Yield the faults of a list of points that an answer has to make."""
+    """Yield the faults of a list of points for an answer."""
     for point in value if isinstance(value, list) and value else [None]:
         forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
@@ -74,7 +74,7 @@ def points(value: Any) -> Iterator[str]:
 def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that the closing words (after the last call) make every point.
 
-    A point is found by an expression, a value seen in a reply, or a judge. Without a judge its points stay unscored.
+    A point is found by an expression, a value in a reply, or a judge. Without a judge, its points stay unscored.
     """
     words = trial.transcript.final_words()
     unscored = []
@@ -106,7 +106,7 @@ def mentions(words: str, value: Any) -> bool:
 
 @kind("trigger", {"skill": a_text}, {"loaded": a_flag})
 def check_trigger(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the skill was loaded (`loaded` false: was not), by the harness's Skill tool or by reading its file."""
+    """Check that the skill was loaded (or not: `loaded` false) by the Skill tool or by reading its file."""
     hits = [call for call in trial.transcript.calls if _loads(call, spec["skill"])]
     if spec.get("loaded", True):
         return PASS if hits else fail(f"the skill {spec['skill']} was never loaded")

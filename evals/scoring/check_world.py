@@ -51,7 +51,7 @@ def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("schema", {}, {"call": a_call})
 def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check the arguments of every call to the server under test (or of those that fit `call`) by its schemas."""
+    """Check the arguments of every call to the server under test (or of those that fit `call`) against its schemas."""
     pattern = spec.get("call", {"tool": {"@exists": True}})
     hits = [call for call, _ in found(trial, pattern, trial.env)]
     if not hits:

@@ -1,7 +1,7 @@
 """Register the kinds of checks: small functions, each over one trial and one spec.
 
-A kind lives in a file `check_<topic>.py`, found by its name, and says which keys it takes. "Grows only when a real task
-demands": twelve kinds are enough so far.
+A kind is defined in a module `check_<topic>.py`, found by its name, which also declares its keys. Add a kind only if a
+real task needs it; twelve have been enough so far.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from evals.scoring.matching import Env, call_faults, faults, match_call, regex_f
 from evals.transcripts.canonical import Call, Transcript
 
 MAX_WORK: Final = 200_000
-"""Candidate assignments that one check may try: ten thousand equal calls must not hang the scorer."""
+"""Candidate assignments that one check may try, so that ten thousand equal calls do not hang the scorer."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a case. `redundant` says why it may stay although another check kills all that it kills."""
+    """One check of a case. `redundant` is the reason to keep it although another check kills the same mutants."""
 
     id: str
     kind: str
@@ -36,7 +36,7 @@ class Check:
 
 
 class Status(StrEnum):
-    """A check's outcome. NOT_EXERCISED: the situation it guards never came up. UNSCORED: nobody was there to judge."""
+    """A check's outcome. NOT_EXERCISED: its situation did not occur. UNSCORED: no judge was available."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
@@ -46,7 +46,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A check's outcome and its reason. `act`: the failure is something that was done, not something left undone."""
+    """A check's outcome and its reason. `act`: the failure is an action, not an omission."""
 
     status: Status
     why: str = ""
@@ -63,12 +63,12 @@ def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
 
 
 def not_exercised(why: str) -> Outcome:
-    """Return the outcome of a check whose situation never came up."""
+    """Return the outcome of a check whose situation did not occur."""
     return Outcome(Status.NOT_EXERCISED, why)
 
 
 Judge = Callable[[str, str], "bool | None"]
-"""Answers a question about a text; None where it can't decide."""
+"""Answers a question about a text; None if it can't decide."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trial:
 
     @property
     def env(self) -> Env:
-        """Return the facts of the world, which every pattern starts with as bindings."""
+        """Return the facts of the world, which are the initial bindings of every pattern."""
         return self.end.facts
 
 
@@ -90,7 +90,7 @@ Run = Callable[[dict[str, Any], Trial], Outcome]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of check: the function, and for each key how its value is checked when a case is loaded."""
+    """One kind of check: the function, and for each key how its value is validated when a case is loaded."""
 
     name: str
     run: Run
@@ -183,7 +183,7 @@ def a_flag(value: Any) -> Iterator[str]:
 
 
 def anything(value: Any) -> Iterator[str]:
-    """Accept any value: the kind checks it itself."""
+    """Accept any value: the kind validates it."""
     return iter(())
 
 
@@ -191,7 +191,7 @@ def anything(value: Any) -> Iterator[str]:
 
 
 def found(trial: Trial, pattern: dict[str, Any], env: Env, *, ok: bool | None = None) -> Iterator[tuple[Call, Env]]:
-    """Yield every call that fits a pattern, with its bindings, in the order in which they were issued."""
+    """Yield every call that fits a pattern, with its bindings, in the order of the calls."""
     for call in trial.transcript.calls:
         bound = match_call(pattern, call, env, ok=ok)
         if bound is not None:

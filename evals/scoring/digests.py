@@ -1,4 +1,4 @@
-"""Compute the digests of everything that a verdict depends on: runs with other digests are not comparable."""
+"""Compute the digests of all inputs of a verdict: runs with different digests are not comparable."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An optional judge for the points that no expression can decide. Off by default; without it they are unscored.
+"""An optional judge for points that no expression can decide. Off by default; these points are then unscored.
 
 The judge is any command that reads a question on standard input and prints one JSON object,
-`{"answer": "yes" | "no", "quote": "..."}`. It is asked twice, a third time where the two disagree. A yes counts only
-with a quote that really occurs in the agent's words. It never learns the case, the arm or what is wanted.
+`{"answer": "yes" | "no", "quote": "..."}`. It is asked twice, and a third time if the answers differ. A yes counts only
+with a quote that occurs in the agent's words. It never learns the case, the arm or the expected answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_WORDS = 20_000
 
 
 def judge(command: Sequence[str], timeout_s: float = 120.0) -> Callable[[str, str], bool | None]:
-    """Return a judge that asks `command`; an answer that can't be read counts as None."""
+    """Return a judge that runs `command`; an unreadable answer counts as None."""
 
     def ask(question: str, words: str) -> bool | None:
         votes = [_vote(command, question, words, timeout_s) for _ in range(2)]
@@ -48,7 +48,7 @@ def prompt(question: str, words: str) -> str:
 
 
 def verdict(reply: str, words: str) -> bool | None:
-    """Return the verdict in a reply: a yes needs a quote from the words; None where the reply is not an answer."""
+    """Return the verdict in a reply: a yes needs a quote from the words; None if the reply is not an answer."""
     for text in reversed(_OBJECT.findall(reply)):
         try:
             value = json.loads(text)
@@ -77,7 +77,7 @@ def _vote(command: Sequence[str], question: str, words: str, timeout_s: float) -
 
 
 def agreement(ask: Callable[[str, str], bool | None], labels: Path) -> tuple[float | None, int]:
-    """Return Cohen's kappa of a judge with people's labels, `{ask, words, label}` a line, and how many it answered."""
+    """Return Cohen's kappa of a judge with human labels (lines of `{ask, words, label}`), and its number of answers."""
     pairs = []
     for line, row in json_lines(labels):
         if not isinstance(row.get("label"), bool) or not isinstance(row.get("ask"), str):

@@ -1,7 +1,7 @@
-"""Compare a transcript with the server's own ledger: each must contain what the other records.
+"""Compare a transcript with the server's own ledger: each must contain the records of the other.
 
-Seals prove that nobody without the key edited or removed replies. The ledger is a second source, written by the server
-and not by the recorder: even a transcript that somebody with the key sealed again has to agree with it.
+Seals prove that replies were not edited or removed without the key. The ledger is a second source, written by the
+server and not by the recorder: even a transcript sealed again with the key has to agree with it.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
     trial.json                    "ledger": {"from": last event of the past}
@@ -34,7 +34,7 @@ def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
 
 
 def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Problem]:
-    """List the differences between a transcript and the ledger beside it; empty when they agree."""
+    """List the differences between a transcript and the ledger beside it; empty if they agree."""
     try:
         events = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
         since = int(head["from"])
@@ -49,7 +49,7 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
             if call.tool == tool and isinstance(value, str) and f"{prefix}/{value}" not in subjects:
                 unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
                 found.append(Problem("seal", unknown))
-    # Jobs that were accepted and teardowns that were asked for since the agent entered are in the transcript.
+    # Every job accepted and teardown requested since the agent's start must be in the transcript.
     said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
     for event in events:
         if event["seq"] <= since:

@@ -1,7 +1,7 @@
 """The matcher language: patterns in JSON against values in JSON.
 
 A literal equals a value of the same type (`"20"` is not 20, `true` is not 1; 20 and 20.0 are the same number). An
-object matches when each of its keys does; more keys in the value are fine. A list matches element by element. `"$name"`
+object matches if each of its keys does; more keys in the value are fine. A list matches element by element. `"$name"`
 binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object of operators tests:
 
     @in [..]  @not p  @le @lt @ge @gt number  @re "search"  @text "search in all strings inside"
@@ -45,7 +45,7 @@ def _number(value: Any) -> bool:
 
 
 def match(pattern: Any, value: Any, env: Env) -> Env | None:
-    """Return the bindings after a match, or None. A key missing from an object is matched by `@exists` alone."""
+    """Return the bindings after a match, or None. Only `@exists` matches a key missing from an object."""
     if isinstance(pattern, str):
         return _match_text(pattern, value, env)
     if isinstance(pattern, dict):
@@ -67,7 +67,7 @@ def match(pattern: Any, value: Any, env: Env) -> Env | None:
 
 
 def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
-    """Match a literal text, or bind a `$name`, or compare a value with one that is bound."""
+    """Match a literal text, bind a `$name`, or compare a value with a bound one."""
     if value is _MISSING:
         return None
     if not pattern.startswith("$"):
@@ -76,7 +76,7 @@ def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
         return env if value == pattern[1:] else None
     if pattern in env:
         return env if same(env[pattern], value) else None
-    # Nothing is proved by two absent ids being equal.
+    # Two absent ids are not evidence of equality.
     return None if value is None or value == "" else {**env, pattern: value}
 
 
@@ -135,10 +135,10 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
 
 
 def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
-    """Return the bindings of a call that fits a pattern. `ok` is the outcome required where the pattern names none."""
+    """Return the bindings of a call that fits a pattern. `ok` is the required outcome if the pattern names none."""
     tool = pattern.get("tool")
     if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
-        return None  # nearly every call of a session ends here, so this is worth a shortcut
+        return None  # a shortcut, because most calls of a session end here
     wanted = pattern.get("ok", ok)
     if wanted is not None and call.ok is not wanted:
         return None

@@ -1,4 +1,4 @@
-"""Outcome tables: what agents did to money and checkpoints, by cluster and by agent, from end states only."""
+"""Outcome tables: the effects of agents on money and checkpoints, by cluster and by agent, from end states only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEOPLE_HEAD = (
     "left billing",
 )
 RAW = "raw"
-"""Without gates no server runs, so that no trial can pass: only what it did counts."""
+"""Without gates no server runs, so no trial can pass and only its effects count."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def wasted_percent(self) -> float:
-        """Return the share of what was spent that was wasted, in percent."""
+        """Return the wasted share of the money spent, in percent."""
         return 100 * self.damage.wasted_usd / self.damage.spent_usd if self.damage.spent_usd else 0.0
 
 
@@ -95,7 +95,7 @@ def by_agent(runs: Sequence[tuple[Run, Sequence[Trial]]], cases: dict[str, Case]
 
 
 def by_people(runs: Sequence[tuple[str, Run, Sequence[Trial]]], cases: dict[str, Case]) -> Iterator[str]:
-    """Yield the table of runs with what the person did in them: a row for each."""
+    """Yield the table of runs by the simulated user in them: a row for each."""
     rows: list[Sequence[object]] = [PEOPLE_HEAD]
     for person, run, trials in runs:
         rows.append((person, run.agent, "no" if run.arm == RAW else "yes", *outcome(trials, cases).people_cells()))

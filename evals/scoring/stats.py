@@ -56,15 +56,15 @@ def pass_hat_k(n: int, passes: int, k: int) -> float | None:
 
 
 def zero_bound(n: int) -> float | None:
-    """Return the 95 % upper bound of a rate that was seen zero times in `n` trials: about 3/n."""
+    """Return the 95 % upper bound of a rate with zero events in `n` trials: about 3/n."""
     return None if n < 1 else 1.0 - 0.05 ** (1.0 / n)
 
 
 def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) -> Interval | None:
     """Return the mean of all values with an interval from resampling whole clusters.
 
-    Twins and paraphrases of one situation rise and fall together, so that resampling cases would flatter the result.
-    With fewer than two clusters no interval can be computed: None.
+    Twins and paraphrases of one situation are correlated, so resampling cases would make the interval too narrow.
+    Returns None with fewer than two clusters.
     """
     groups = [(sum(v), len(v)) for v in values.values() if v]
     if len(groups) < 2:
@@ -80,12 +80,12 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
 
 
 def normalized_gain(rate: float, base: float) -> float | None:
-    """Return the share of the possible improvement: (rate - base) / (1 - base); None where the base is perfect."""
+    """Return the share of the possible improvement: (rate - base) / (1 - base); None if the base is perfect."""
     return None if base >= 1.0 else (rate - base) / (1.0 - base)
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Return Cohen's kappa of two raters; None where chance alone would agree always, or without pairs."""
+    """Return Cohen's kappa of two raters; None if chance alone would always agree, or without pairs."""
     n = len(pairs)
     if n == 0:
         return None

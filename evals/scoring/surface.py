@@ -1,4 +1,4 @@
-"""The tools that agents see: `tools.json` contains their input schemas, `faults` checks against it."""
+"""The tools of the server: `tools.json` contains their input schemas, and `faults` checks calls against it."""
 
 from __future__ import annotations
 

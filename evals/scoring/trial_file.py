@@ -1,9 +1,9 @@
 """Write and check `trial.json`, the head of a trial, which is bound to the files beside it.
 
-Seals prove the replies of the server, and nothing else in a trial's folder. `mac` is an HMAC, with the key of the
-seals, over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. A file
-that was edited, removed or copied from another trial no longer fits. The MAC does not protect against the owner of the
-folder: the key is in the head.
+Seals prove the server's replies, but no other file in a trial's folder. `mac` is an HMAC, with the key of the seals,
+over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. An edited,
+removed or copied file no longer fits. The MAC does not protect against the owner of the folder: the key is in the
+head.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _mac(head: dict[str, Any]) -> str:
-    """Return the MAC over the head without its own `mac`. Raises ValueError where the key is not hexadecimal."""
+    """Return the MAC over the head without its own `mac`. Raises ValueError if the key is not hexadecimal."""
     text = json.dumps({k: v for k, v in head.items() if k != "mac"}, sort_keys=True)
     return hmac.new(bytes.fromhex(head["seals"]["key"]), text.encode(), hashlib.sha256).hexdigest()

@@ -1,10 +1,10 @@
-"""Trials on disk. The runner writes them, the scorer reads them; nothing else is shared between the two.
+"""Trials on disk. The runner writes them and the scorer reads them; the two share nothing else.
 
 RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
-RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what died), digests, seals {key, count, last}, files, mac
+RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what failed), digests, seals {key, count, last}, files, mac
 RUN/<case>/<n>/transcript.*     as the agent's harness wrote it, in any format that can be read
 RUN/<case>/<n>/world.json       the end state
-RUN/<case>/<n>/ledger.jsonl     the server's own ledger, where there was one (see ledger_check.py)
+RUN/<case>/<n>/ledger.jsonl     the server's own ledger, if any (see ledger_check.py)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trial:
-    """One scored trial, with what it depended on."""
+    """One scored trial, with the digests of its inputs."""
 
     case: str
     n: int
@@ -54,16 +54,16 @@ class Trial:
     transcript: Transcript
     digests: dict[str, str] = field(default_factory=dict)
     sealed: bool = False
-    """Whether its replies carry the seals of a server. Without them nobody vouches for the transcript."""
+    """Whether its replies have the seals of a server. Without them the transcript is not verified."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the case and the number, which distinguish the trial from others of its run."""
+        """Return the case and the number, which identify the trial in its run."""
         return self.case, self.n
 
 
 def read_run(folder: Path) -> Run:
-    """Return the head of a run. Raises EvalError where `run.json` is missing or has unknown keys."""
+    """Return the head of a run. Raises EvalError if `run.json` is missing or has unknown keys."""
     path = folder / "run.json"
     value = _json(path)
     for key in sorted(value.keys() - _RUN_KEYS):
@@ -74,11 +74,11 @@ def read_run(folder: Path) -> Run:
 
 
 def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> list[Trial]:
-    """Score every trial that the run should have. A missing trial is scored as INFRA, never dropped."""
+    """Score every expected trial of the run. A missing trial is scored as INFRA, never dropped."""
     strays = {p.name for p in run.folder.iterdir() if p.is_dir()} - set(run.cases)
     for id in (*run.cases, *sorted(strays)):  # noqa: A001
         if id not in cases or id in strays:
-            remedy = "Restore the case, or take it out of the run's list and folder"
+            remedy = "Restore the case, or remove it from the run's list and folder"
             raise EvalError(f"the case {id!r} is not known, or not in the run's list", remedy, file=run.folder)
     wanted = [(cases[id], n) for id in run.cases for n in range(1, run.trials + 1)]  # noqa: A001
     return [score_trial(run, case, n, judge) for case, n in wanted]
@@ -97,7 +97,7 @@ def score_trial(run: Run, case: Case, n: int, judge: Judge | None = None) -> Tri
     transcripts = read(paths[0], bare=run.bare)
     transcript = transcripts[0]
     if len(transcripts) != 1 or len(paths) != 1:
-        text = f"{len(paths)} files with {len(transcripts)} transcripts where one belongs"
+        text = f"{len(paths)} files with {len(transcripts)} transcripts instead of one"
         transcript.problems.append(Problem("unreadable", text))
     chain = None
     if (seals := head.get("seals")) is not None:

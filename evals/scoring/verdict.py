@@ -1,4 +1,4 @@
-"""Decide the verdict of a check and of a trial, and in which order."""
+"""Decide the verdict of a check and of a trial, and the order of the rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Scored:
-    """A check's outcome as it counts: the trial's verdict rests on `fails`."""
+    """A check's outcome after all rules: the trial's verdict depends on `fails`."""
 
     id: str
     kind: str
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def unscored(self) -> int:
-        """Return the number of checks that nobody judged: neither passed nor failed."""
+        """Return the number of checks without a judge: neither passed nor failed."""
         return sum(1 for c in self.checks if c.outcome.status is Status.UNSCORED)
 
 
@@ -71,12 +71,12 @@ def score(
     chain: Chain | None = None,
     judge: Judge | None = None,
 ) -> Score:
-    """Score one trial. `infra` names what died, if not the agent; `chain` are the server's own seals."""
+    """Score one trial. `infra` names a failure other than the agent's; `chain` has the server's own seals."""
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = list(transcript.problems)
     if chain is not None:
         problems += check_seals(transcript.calls, chain, cut=bool(infra))
-    if not infra and not any(call.ours for call in transcript.calls):  # a session that died early needs neither
+    if not infra and not any(call.ours for call in transcript.calls):  # not required of a session that failed early
         problems.append(Problem("shape", "no call to the server under test"))
     if not infra and end is None and case.needs_end:
         problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
@@ -98,11 +98,11 @@ def score(
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:
-    """Return verdict and reason: broken evidence first, then vetoed acts, then what died, then failed checks."""
+    """Return verdict and reason: broken evidence first, then vetoed acts, then infrastructure, then failed checks."""
     unfinished = all(p.kind == "unfinished" for p in problems)
     if problems and not (infra and unfinished):
         return Verdict.INVALID, str(problems[0])
-    # Before INFRA: an act was done, whatever died afterwards.
+    # Before INFRA, because the act was done whatever failed later.
     acts = [c for c in checks if c.veto and c.fails and c.outcome.act]
     if acts:
         return Verdict.FAIL, f"{acts[0].id}: {acts[0].outcome.why}"

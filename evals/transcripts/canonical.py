@@ -1,7 +1,7 @@
-"""The one form that every transcript takes before it is scored.
+"""The canonical format, to which every transcript is converted before scoring.
 
-A transcript is a row of events: a call is issued, its result arrives, somebody says something. Each event has a place
-in one counter, so `a.done_seq < b.seq` means that `a`'s result was there before `b` was asked: happens-before.
+A transcript is a sequence of events: a call is issued, its result arrives, a message is sent. All events share one
+counter, so `a.done_seq < b.seq` means that `a`'s result arrived before `b` was issued: happens-before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 OURS = frozenset({"gpuwarden", "plugin_gpuwarden_gpuwarden", "plugin:gpuwarden:gpuwarden"})
-"""Names under which clients know the server under test: plain, and as part of a plug-in."""
+"""Names of the server under test in clients: plain, and as part of a plug-in."""
 
 MAIN = "main"
 FORMAT = "gpuwarden-transcript/1"
@@ -22,19 +22,19 @@ ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "sha
 
 
 REMEDIES: Final[dict[ProblemKind, str]] = {
-    "unreadable": "Record the session again; where the file is of another format, say which with --format",
-    "unmatched": "Give the whole file: what belongs to this line is missing",
-    "duplicate": "Give each session a separate file: ids that mean two things can't be distinguished",
+    "unreadable": "Record the session again; if the file has another format, name it with --format",
+    "unmatched": "Give the complete file: the counterpart of this line is missing",
+    "duplicate": "Give each session a separate file: ids with two meanings can't be distinguished",
     "unfinished": "Record the session to its end",
     "shape": "See 'How a trial is judged' in evals/README.md",
-    "seal": "Play the trial again: a transcript counts as the server sealed it, whole and unchanged",
+    "seal": "Play the trial again: a transcript must be complete and unchanged since the server sealed it",
 }
-"""What to do about each kind of problem."""
+"""The remedy for each kind of problem."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One tool call. `server` is empty for tools built into the harness; `ok` None means that nobody said."""
+    """One tool call. `server` is empty for tools built into the harness; `ok` None means that it is unknown."""
 
     seq: int
     id: str
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def ours(self) -> bool:
-        """Return true if it went to the server under test."""
+        """Return true if the call went to the server under test."""
         return self.server in OURS
 
     @property
@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(slots=True)
 class Say:
-    """Words of the user, the assistant or the harness (`meta`: text that a skill or a compaction put in)."""
+    """A message of the user, the assistant or the harness (`meta`: text inserted by a skill or a compaction)."""
 
     seq: int
     role: str
@@ -78,7 +78,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason for disbelief. One is enough to make a trial invalid. `line` counts from 1; 0 is the whole file."""
+    """A reason to distrust a transcript. One makes a trial invalid. `line` counts from 1; 0 is the whole file."""
 
     kind: ProblemKind
     text: str
@@ -92,7 +92,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Meta:
-    """A transcript's account of itself. None is "not said"; `ignored` counts lines without conversation."""
+    """A transcript's metadata. None means unknown; `ignored` counts lines that are not part of the conversation."""
 
     format: str = ""
     session: str = ""
@@ -109,7 +109,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Transcript:
-    """An agent's actions and words, and what could not be read of them."""
+    """An agent's actions and messages, and the problems of reading them."""
 
     meta: Meta
     calls: list[Call]
@@ -117,7 +117,7 @@ class Transcript:
     problems: list[Problem]
 
     def final_words(self) -> str:
-        """Return what the main agent said after its last call to the server under test."""
+        """Return the main agent's messages after its last call to the server under test."""
         last = max((c.seq if c.done_seq is None else c.done_seq for c in self.calls if c.ours), default=-1)
         return "\n".join(s.text for s in self.says if s.role == "assistant" and s.agent == MAIN and s.seq > last)
 

@@ -1,4 +1,4 @@
-"""Read what Claude Code's two formats share: messages made of content blocks."""
+"""Read the common part of Claude Code's two formats: messages made of content blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SILENT = frozenset({"thinking", "redacted_thinking", "image", "document"})
 
 
 class MessageReader:
-    """Adds messages to a transcript, and adds up the tokens that the model used.
+    """Adds messages to a transcript, and sums the tokens that the model used.
 
-    One model message may come in several lines with the same id; the last line's usage is the whole message's.
+    One model message may span several lines with the same id; the last line has the usage of the whole message.
     """
 
     def __init__(self, builder: TranscriptBuilder) -> None:
@@ -31,7 +31,7 @@ class MessageReader:
         raw: Any,
         line: int,
     ) -> None:
-        """Add one message: its words, its calls and its results, in order."""
+        """Add one message: its text, its calls and its results, in order."""
         if kind == "assistant":
             self.builder.meta.model = self.builder.meta.model or str(message.get("model", ""))
             used = total(message.get("usage"), *_USAGE)
@@ -47,7 +47,7 @@ class MessageReader:
                     call, args = block.get("id"), block.get("input")
                     self.builder.call(call, block.get("name"), args, server=where, agent=agent, at=at, line=line)
                 case "tool_result" | "mcp_tool_result":
-                    # The flag is left out where nothing failed.
+                    # The flag is omitted if nothing failed.
                     error = block.get("is_error") is True
                     self.builder.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
                 case unknown if unknown not in _SILENT:

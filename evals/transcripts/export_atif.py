@@ -1,6 +1,6 @@
 """A transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a separate step.
 
-Calls that overlapped share one step: ATIF can't say that one's result came before the other was asked.
+Calls that overlapped share one step: ATIF can't express that one's result arrived before the other was issued.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def export(transcript: Transcript, *, agent: str, version: str = "0") -> dict[st
 
 
 def _groups(transcript: Transcript) -> list[Say | list[Call]]:
-    """Group the calls that overlapped; words stay by themselves and end a group."""
+    """Group the calls that overlapped; each message ends a group."""
     events: list[Say | Call] = sorted([*transcript.says, *transcript.calls], key=lambda e: e.seq)
     groups: list[Say | list[Call]] = []
     open_until = -1

@@ -1,4 +1,4 @@
-"""Scored trials as an Inspect log, version 2, so that its viewer and its analyses can be used."""
+"""Export scored trials as an Inspect log, version 2, for its viewer and its analyses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _sample(trial: Trial, case: Case) -> dict[str, Any]:
 
 
 def _messages(trial: Trial) -> list[dict[str, Any]]:
-    """List what was said, the calls and their results in the order in which they happened."""
+    """List the messages, the calls and their results in order of time."""
     rows: list[tuple[int, dict[str, Any]]] = [
         (say.seq, {"role": _ROLES.get(say.role, say.role), "content": say.text}) for say in trial.transcript.says
     ]

@@ -7,21 +7,21 @@ from typing import Any
 
 
 def sub(value: Any, *keys: str) -> Any:
-    """Return `value[k1][k2]...`, or None where a step is missing or not an object."""
+    """Return `value[k1][k2]...`, or None if a step is missing or not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def blocks(content: Any) -> list[dict[str, Any]]:
-    """Return message content as blocks: a string becomes one text block, anything that is not a block is dropped."""
+    """Return message content as blocks: a string becomes one text block, other content is dropped."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def word(row: dict[str, Any], key: str = "type") -> str:
-    """Return the string under `key`, "" for anything else; it can be looked up in any set."""
+    """Return the string under `key`, or "" for anything else, so that it can be looked up in any set."""
     value = row.get(key)
     return value if isinstance(value, str) else ""
 
@@ -49,6 +49,6 @@ def number(value: Any) -> float | None:
 
 
 def total(usage: Any, *keys: str) -> int | None:
-    """Return the sum of the counts under `keys`, None where all of them are missing."""
+    """Return the sum of the counts under `keys`, or None if all are missing."""
     counts = [usage[key] for key in keys if type(usage.get(key)) is int] if isinstance(usage, dict) else []
     return sum(counts) if counts else None

@@ -1,4 +1,4 @@
-"""ATIF trajectories (schema `ATIF-v1.*`). Results belong to a step, so that they arrive after all its calls."""
+"""ATIF trajectories (schema `ATIF-v1.*`). Results belong to a step, so they count as arriving after all its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROLES = {"system": "meta", "user": "user", "agent": "assistant"}
 
 
 def claims(source: Source) -> bool:
-    """Return whether it is one document with ATIF's `schema_version`."""
+    """Return whether the file is one document with ATIF's `schema_version`."""
     version = sub(source.shape, "schema_version")
     return isinstance(version, str) and version.startswith("ATIF-")
 

@@ -1,4 +1,4 @@
-"""Our own form: one event a line, `meta` first and `end` last (see `canonical.events`)."""
+"""The canonical format: one event a line, `meta` first and `end` last (see `canonical.events`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def claims(source: Source) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """Read the events; an unknown type or key is a problem, since nobody else writes this form."""
+    """Read the events; an unknown type or key is a problem, because only this package writes the format."""
     return [of_rows(source.rows, bare=source.bare)]
 
 

@@ -1,6 +1,6 @@
 """Claude Code session files (`~/.claude/projects/<folder>/<session>.jsonl`) with their subagents' files.
 
-Abandoned branches of a session are kept: a call that the user rewound past has still happened, and was still paid for.
+Abandoned branches of a session are kept: a call that the user rewound past still happened and was still paid for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TALK = ("user", "assistant")
 
 
 def claims(source: Source) -> bool:
-    """Return whether an early line is chained: `uuid`, `sessionId` and `message`, without the marks of stream-json."""
+    """Return whether an early line has `uuid`, `sessionId` and `message`, without the keys of stream-json."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:200] if isinstance(r, dict)]
     return any(r.get("type") in _TALK and "uuid" in r and "sessionId" in r and "message" in r for r in early)
@@ -28,7 +28,7 @@ _Line = tuple[str, int, dict[str, Any], str]
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript; lines of subagents are merged by their time."""
+    """Load one transcript; lines of subagents are merged by time."""
     builder, name = TranscriptBuilder("claude", bare=source.bare), source.path.name
     lines: list[_Line] = []
     for number, row in source.rows:
@@ -58,7 +58,7 @@ def load(source: Source) -> list[Transcript]:
 
 
 def _by_time(builder: TranscriptBuilder, lines: list[_Line]) -> list[_Line]:
-    """Merge the lines of several files by their time; a line without a time keeps its place in its file."""
+    """Merge the lines of several files by time; a line without a time keeps its place in its file."""
     timed, last = [], 0.0
     for line in lines:
         builder.file, number, row, _ = line

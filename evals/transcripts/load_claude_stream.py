@@ -15,7 +15,7 @@ _QUIET = frozenset({"stream_event", "rate_limit_event", "system", "auth_status",
 
 
 def claims(source: Source) -> bool:
-    """Return whether lines have `session_id` and there is an init, a result, or a message with `parent_tool_use_id`."""
+    """Return whether lines have `session_id` and one is an init, a result, or a message with `parent_tool_use_id`."""
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:50] if isinstance(r, dict) and "session_id" in r]
     marks = (_is_init, _is_result, lambda r: "message" in r and "parent_tool_use_id" in r)
@@ -31,7 +31,7 @@ def _is_result(row: dict[str, Any]) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript; without the closing `result` line it is cut off."""
+    """Load one transcript; it is incomplete without the closing `result` line."""
     builder = TranscriptBuilder("claude_stream", bare=source.bare)
     reader = MessageReader(builder)
     closed = False
@@ -61,7 +61,7 @@ def load(source: Source) -> list[Transcript]:
 
 
 def _end(builder: TranscriptBuilder, row: dict[str, Any]) -> None:
-    """Note how the session ended and what it used, as the closing `result` line has it."""
+    """Record the end of the session and its use, from the closing `result` line."""
     subtype = str(row.get("subtype", ""))
     if subtype in _LIMITS:
         builder.end("limit", subtype)

@@ -1,6 +1,6 @@
 """Codex rollout files (`~/.codex/sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`).
 
-Their results carry no error flag; that is why every reply of the server under test carries `ok`.
+Their results have no error flag; therefore every reply of the server under test has an `ok` field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def claims(source: Source) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript. Words are taken from the response items; the event lines repeat them."""
+    """Load one transcript. Messages are taken from the response items; the event lines repeat them."""
     builder = TranscriptBuilder("codex", bare=source.bare)
     for line, row in source.rows:
         payload = row.get("payload")
@@ -67,7 +67,7 @@ def item(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, 
             args = {"input": payload.get("input")}
         name = payload.get("name", "local_shell")
         space = payload.get("namespace")
-        mcp = isinstance(space, str) and space.startswith("mcp__")  # some versions end it with a mark, some don't
+        mcp = isinstance(space, str) and space.startswith("mcp__")  # some versions append a mark
         full = f"{str(space).removesuffix('__')}__{name}" if mcp else name
         builder.call(payload.get("call_id"), full, args, at=at, line=line)
     elif kind in _RESULTS:
@@ -85,7 +85,7 @@ def item(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, 
 
 
 def _nested(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """Add a call made by a script of the model. Codex reports calls of scripts only when they are done."""
+    """Add a call made by a script of the model. Codex reports such calls only after they are done."""
     done = payload.get("item")
     if payload.get("type") != "item_completed" or not isinstance(done, dict) or builder.knows(done.get("id")):
         return

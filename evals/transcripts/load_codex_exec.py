@@ -1,4 +1,4 @@
-"""The output of `codex exec --json`: the best-shaped of the foreign formats, with servers, errors and states."""
+"""The output of `codex exec --json`, which has servers, errors and states."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _QUIET = frozenset({"reasoning", "file_change", "web_search", "todo_list", "erro
 
 
 def claims(source: Source) -> bool:
-    """Return whether the first line is `thread.started`, or a turn or item event where the start was not recorded."""
+    """Return whether the first line is `thread.started`, or a turn or item event if the start was not recorded."""
     kind = source.head.get("type")
     return isinstance(kind, str) and kind.startswith(("thread.", "turn.", "item.")) and "payload" not in source.head
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript; without a closing turn event it is cut off."""
+    """Load one transcript; it is incomplete without a closing turn event."""
     builder = TranscriptBuilder("codex_exec", bare=source.bare)
-    running: dict[str, int] = {}  # commands of the shell: Codex says nothing more of those that run when it ends
+    running: dict[str, int] = {}  # shell commands: Codex does not report the end of those still running
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):

@@ -14,7 +14,7 @@ from evals.transcripts.transcript_builder import TranscriptBuilder
 
 
 def claims(source: Source) -> bool:
-    """Return whether it is a zip archive, or one document with `version` and `eval`."""
+    """Return whether the file is a zip archive, or one document with `version` and `eval`."""
     if source.data.startswith(ZIP):
         return True
     return isinstance(source.shape, dict) and isinstance(source.shape.get("eval"), dict) and "version" in source.shape

@@ -1,7 +1,7 @@
 """The export of gpuwarden's own ledger: one event a line, `{seq, at, subject, kind, state, body}`.
 
-A ledger is the server's account of what happened, not the agent's: each event becomes a call of the server `ledger`,
-so that checks may ask about it, and can never replace a call that the agent made.
+A ledger is the server's record, not the agent's: each event becomes a call of the server `ledger`, so that checks can
+refer to it, but it can never replace a call of the agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def claims(source: Source) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript of events; a gap or a step back in `seq` is a problem."""
+    """Load one transcript of events; a gap or a decrease in `seq` is a problem."""
     builder = TranscriptBuilder("ledger")
     last: int | None = None
     for line, row in source.rows:

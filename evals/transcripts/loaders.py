@@ -1,6 +1,6 @@
-"""Find the loader of a transcript. A loader is a file `load_<format>.py` in this folder; nothing lists them.
+"""Find the loader of a transcript. A loader is a module `load_<format>.py` in this folder, found by its name.
 
-Each offers `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
+Each has `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Loader(Protocol):
     """The interface of a module `load_<format>`."""
 
     def claims(self, source: Source) -> bool:
-        """Return true if the file is of this format. It must be false for every other format."""
+        """Return true if the file has this format. It must be false for every other format."""
         ...
 
     def load(self, source: Source) -> list[Transcript]:
@@ -37,25 +37,25 @@ def formats() -> list[str]:
 
 @cache
 def loader(name: str) -> Loader:
-    """Return the loader of one format. Raises EvalError for an unknown name."""
+    """Return the loader of one format. Raises EvalError if the name is unknown."""
     if name not in formats():
         raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 
 def recognise(source: Source) -> list[str]:
-    """Return the formats that claim a file; exactly one for a file that can be read."""
+    """Return the formats that claim a file: exactly one if it can be read."""
     return [name for name in formats() if loader(name).claims(source)]
 
 
 def read(path: Path, *, format: str | None = None, bare: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Read a transcript file; what can't be read is in `problems`. Never raises for the file's content."""
+    """Read a transcript file; errors are listed in `problems`. Never raises for the file's content."""
     source = Source(path, bare=bare)
     return read_source(source, format)
 
 
 def read_source(source: Source, format: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Load the transcripts of a source that is open already, as `read` does."""
+    """Load the transcripts of an open source, as `read` does."""
     transcripts = _transcripts(source, format)
     for transcript in transcripts:
         own = [p if p.file else replace(p, file=source.path.name) for p in transcript.problems]
@@ -64,7 +64,7 @@ def read_source(source: Source, format: str | None = None) -> list[Transcript]: 
 
 
 def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noqa: A002
-    """Load a source by its one format; whatever prevents that is the problem of an empty transcript."""
+    """Load a source in its one format; if that fails, return an empty transcript with the problem."""
     if not source.data:
         return [_unreadable("is empty")]
     if format is None:
@@ -74,7 +74,7 @@ def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noq
         format = claimed[0]  # noqa: A001
     try:
         return loader(format).load(source) or [_unreadable("holds no transcript")]
-    except Exception as error:  # a file of nonsense must end as an invalid trial, not end the scoring of a whole run
+    except Exception as error:  # a corrupt file must give an invalid trial, not stop the scoring of the run
         return [_unreadable(f"broke the loader of {format}: {error!r}")]
 
 

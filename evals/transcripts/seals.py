@@ -1,12 +1,12 @@
-"""Seals: proof that a transcript is what the server really answered, whole and in order.
+"""Seals: proof that a transcript contains the server's real replies, complete and in order.
 
 Every program between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
 
     "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
 
-where `before` is the code of the reply before, and keeps the count and the last code. The agent never has the key. A
-reply that was edited, a call that was made up and a call that was left out of the transcript all break the chain, and
-the trial is invalid. `at` is the server's clock, so that calls can be paced in formats that keep no time.
+where `before` is the code of the previous reply, and keeps the count and the last code. The agent never has the key.
+An edited reply, an invented call and a call missing from the transcript all break the chain, and make the trial
+invalid. `at` is the server's clock, so that calls can be paced in formats without times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _sha(value: Any) -> str:
 
 
 def without_seal(reply: dict[str, Any]) -> dict[str, Any]:
-    """Return the reply as the server gave it."""
+    """Return the reply without its seal."""
     return {k: v for k, v in reply.items() if k != FIELD}
 
 
@@ -41,7 +41,7 @@ def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply:
 
 @dataclass
 class Sealer:
-    """Seals replies in the order in which they leave. One for each trial."""
+    """Seals replies in the order in which they are sent. One for each trial."""
 
     key: bytes
     n: int = 0
@@ -57,7 +57,7 @@ class Sealer:
 
 @dataclass(frozen=True)
 class Chain:
-    """The scorer's knowledge of a trial's seals: the key, and how many replies left with which last code."""
+    """The scorer's data on a trial's seals: the key, the number of replies and the last code."""
 
     key: bytes
     count: int
@@ -65,9 +65,9 @@ class Chain:
 
 
 def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
-    """List the faults in the seals of the calls to the server under test; empty when all are valid.
+    """List the faults in the seals of the calls to the server under test; empty if all are valid.
 
-    `cut`: the session died, so the last replies may have been on their way when it did.
+    `cut`: the session died, so its last replies may not have arrived.
     """
     sealed, problems = _numbered(calls)
     before = ""
@@ -92,11 +92,11 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
 
 
 def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
-    """Return the calls by the number in their seal, and the replies without a number or with a number seen before."""
+    """Return the calls by the number in their seal, and the replies with a missing or repeated number."""
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        # Denied, timed out or cut off: there is no reply of the server to seal.
+        # Denied, timed out or interrupted: the server sent no reply to seal.
         unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
         if not call.ours or unanswered:
             continue

@@ -1,4 +1,4 @@
-"""A transcript file, read once and within bounds. Nothing in it can raise: what can't be read is kept as a problem."""
+"""A transcript file, read once and within limits. Its content never raises: errors are kept as problems."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ ZIP = b"PK\x03\x04"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _FIRST_LINE = re.compile(rf"\S[^\n]{{0,{MAX_LINE}}}")
 _SECOND_LINE = re.compile(r"\S[^\n]*\n\s*\S")
-_DECODE = json.JSONDecoder().raw_decode  # what json.loads does, without its search for white space
+_DECODE = json.JSONDecoder().raw_decode  # json.loads without its search for white space
 
 
 class Source:
     """The bytes of one file as JSON lines (`rows`) or as one JSON document (`document`)."""
 
     def __init__(self, path: Path, *, bare: str | None = None) -> None:
-        """Open a source. `bare` is the server that tools without a server in their name belong to."""
+        """Open a source. `bare` is the server of tools whose names contain no server."""
         self.path = path
         self.bare = bare
         self.problems: list[Problem] = []
         self.data = self._read()
 
     def _read(self) -> bytes:
-        """Return the file's bytes, unpacked where gzip packed it; none where it can't be read or is too large."""
+        """Return the file's bytes, unpacked if it is gzip; empty if it is unreadable or too large."""
         try:
             size = self.path.stat().st_size
             if size > MAX_FILE:
                 return self._refuse(_TOO_LARGE)
             with self.path.open("rb") as file:
-                # A read of a given size reserves it; asking for what is there keeps small files cheap.
+                # A read with a given size allocates that size; using the file's size keeps small files cheap.
                 data = file.read(size + 1)
             if data.startswith(_ZSTD):
                 return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
@@ -89,7 +89,7 @@ class Source:
             if isinstance(row, dict):
                 rows.append((number, row))
             else:
-                self._bad_line(number, f"a JSON {type(row).__name__} where an object belongs")
+                self._bad_line(number, f"a JSON {type(row).__name__} instead of an object")
         return rows
 
     def _bad_line(self, number: int, text: str) -> None:
@@ -101,7 +101,7 @@ class Source:
 
     @cached_property
     def document(self) -> Any:
-        """Return the file as one JSON value, None where it is not one (JSON lines, for instance)."""
+        """Return the file as one JSON value, or None if it is not one (for instance JSON lines)."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -109,8 +109,8 @@ class Source:
 
     @cached_property
     def head(self) -> dict[str, Any]:
-        """Return the first line as an object, or {}; cheap, for distinguishing formats."""
-        found = _FIRST_LINE.search(self.text)  # nothing is copied but the line: whole texts are long
+        """Return the first line as an object, or {}; cheap, to recognise formats."""
+        found = _FIRST_LINE.search(self.text)  # copies only the line, because texts are long
         try:
             row = json.loads(found[0] if found else "")
         except (ValueError, RecursionError):
@@ -119,7 +119,7 @@ class Source:
 
     @cached_property
     def shape(self) -> Any:
-        """Return what identifies a format: the document where the file is one, else the rows of its lines."""
+        """Return the part that identifies a format: the document if the file is one, else the rows of its lines."""
         if self.head and _SECOND_LINE.search(self.text):
             return [row for _, row in self.rows]
         return self.document

@@ -1,7 +1,7 @@
-"""The one place where foreign records become calls, results and words. Loaders feed it; it never guesses.
+"""Convert foreign records to calls, results and messages. Loaders feed the builder; it never guesses.
 
-Duplicate ids, results before their call, calls that never got a result, a name that two servers share and a reply
-without `ok` all become problems here, so that every format is held to the same laws.
+Duplicate ids, results before their call, calls without a result, a name shared by two servers and a reply without `ok`
+all become problems here, so that every format follows the same rules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
-    """Decode a reply to (value, error flag or None). Unwraps MCP content blocks; JSON text is read where `parse`."""
+    """Decode a reply to (value, error flag or None). Unwraps MCP content blocks; reads JSON text if `parse`."""
     flag: bool | None = None
     if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
         said = content.get("isError", content.get("is_error"))
@@ -57,7 +57,7 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
 
 
 def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
-    """Read JSON text, below a header of Codex or not; an MCP result or text blocks in it are unwrapped once more."""
+    """Read JSON text, with or without a header of Codex; unwrap an MCP result or text blocks in it once more."""
     header = _CODEX_HEADER.match(text)
     bare = text[header.end() :] if header else text
     if not bare.lstrip().startswith(("{", "[")):
@@ -80,11 +80,11 @@ class TranscriptBuilder:
     """Collects the events of one transcript in the order in which they happened."""
 
     def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
-        """Start a transcript. `bare` is the server that tools without a server in their name belong to, where known."""
+        """Start a transcript. `bare` is the server of tools whose names contain no server, if known."""
         self.meta = Meta(format=format)
         self.bare = bare
         self.file = ""
-        """The file that is being read, where a session is spread over several."""
+        """The file being read, if a session spans several."""
         self._calls: dict[str, Call] = {}
         self._says: list[Say] = []
         self._problems: list[Problem] = []
@@ -92,12 +92,12 @@ class TranscriptBuilder:
         self._last: str = ""
 
     def problem(self, kind: ProblemKind, text: str, line: int = 0) -> None:
-        """Note what could not be read; after fifty only the count would grow, so it stops."""
+        """Record a problem; stops after fifty."""
         if len(self._problems) < _MAX_PROBLEMS:
             self._problems.append(Problem(kind, text[:500], line, self.file))
 
     def ignore(self, what: object) -> None:
-        """Count a line that has no part of the conversation."""
+        """Count a line that is not part of the conversation."""
         key = str(what)[:60]
         self.meta.ignored[key] = self.meta.ignored.get(key, 0) + 1
 
@@ -112,7 +112,7 @@ class TranscriptBuilder:
         at: float | None = None,
         line: int = 0,
     ) -> None:
-        """Add a call. `args` may be JSON text, as some formats have it."""
+        """Add a call. `args` may be JSON text, as in some formats."""
         if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
             self.problem("unreadable", "a tool call without an id or a name", line)
             return
@@ -137,7 +137,7 @@ class TranscriptBuilder:
         self._calls[id] = Call(self._next("call"), id, server, tool, args, agent, at)
 
     def knows(self, id: object) -> bool:  # noqa: A002
-        """Return true if a call of this id was issued."""
+        """Return true if a call with this id was issued."""
         return isinstance(id, str) and id in self._calls
 
     def result(
@@ -150,7 +150,7 @@ class TranscriptBuilder:
         literal: bool = False,
         line: int = 0,
     ) -> None:
-        """Add a result. `error` is the format's own flag, None where it has none; `raw` a second, fuller copy.
+        """Add a result. `error` is the format's own flag, None if it has none; `raw` a second, more complete copy.
 
         `literal` content is a value already; other content is unwrapped from MCP blocks and JSON text.
         """
@@ -161,7 +161,7 @@ class TranscriptBuilder:
         value, flag = (content, None) if literal else decode(content, parse=bool(call.server))
         if call.server and not isinstance(value, dict) and isinstance(raw, dict):
             value = decode(raw, parse=True)[0]
-        # A format's flag of a failure counts first, then `ok` in the reply itself.
+        # A format's failure flag takes precedence over `ok` in the reply.
         failed = flag if error is None else error
         said = value.get("ok") if isinstance(value, dict) else None
         ok = None if failed is None else not failed
@@ -176,16 +176,16 @@ class TranscriptBuilder:
         call.result, call.ok, call.done_seq = value, ok, self._next("result")
 
     def say(self, role: str, text: object, *, agent: str = MAIN) -> None:
-        """Add words of a role; empty words are dropped."""
+        """Add a message of a role; empty messages are dropped."""
         if isinstance(text, str) and text.strip():
             self._says.append(Say(self._next(role if agent == MAIN else "aside"), role, text, agent))
 
     def end(self, ended: Ended, why: str = "") -> None:
-        """Record the format's own report on how the session ended."""
+        """Record the format's own status of the end of the session."""
         self.meta.ended, self.meta.why = ended, why[:500]
 
     def finish(self) -> Transcript:
-        """Close the transcript: a call still open is a problem."""
+        """Close the transcript; an open call is a problem."""
         for call in self._calls.values():
             if call.done_seq is None:
                 self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")
@@ -193,7 +193,7 @@ class TranscriptBuilder:
             if self._last == "assistant":
                 self.meta.ended = "completed"
             else:
-                self.problem("unfinished", "it stops without closing words or an end mark: it may be cut off")
+                self.problem("unfinished", "it ends without a closing message or an end mark: it may be cut off")
         return Transcript(self.meta, list(self._calls.values()), self._says, self._problems)
 
     def _next(self, what: str) -> int:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> str:
-    """Look the version up when it is asked for: reading a package's metadata costs as much as the command line."""
+    """Look up the version lazily: reading a package's metadata takes as long as starting the command line."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -22,19 +22,19 @@ def open_context(
 ) -> Context:
     """Return a context over the user's ledger and policy. `actor` names the interface in the ledger: cli, mcp.
 
-    Raises BadRequest for a broken policy, LedgerError for a ledger that can't be used.
+    Raises BadRequest for an invalid policy, LedgerError for an unusable ledger.
     """
     env = os.environ if env is None else env
     config = config or load_config(env)
     if clock is None:
-        # A rehearsal's clock is shifted; it is never used with a real platform.
+        # Only rehearsals use a shifted clock, never a real platform.
         shifted = env.get("GPUWARDEN_REHEARSAL_CLOCK")
         clock = ShiftedClock(Path(shifted)) if shifted else SystemClock()
     try:
         private_folder(config.home)
     except OSError as error:
         raise LedgerError(
-            f"the folder {config.home} can't be made: {error.strerror or error}",
+            f"the folder {config.home} can't be created: {error.strerror or error}",
             "Set GPUWARDEN_HOME to a folder that you can write to.",
         ) from error
     record_policy(config, clock.now())
@@ -51,9 +51,9 @@ def open_context(
 
 
 def record_policy(config: Config, now: float) -> None:
-    """Record which policy file this ledger uses: at first use, and again when the person has edited the file.
+    """Record the policy file that this ledger uses: at first use, and again after the user has edited the file.
 
-    Nothing is written while another file or another ledger is named than the recorded one. Raises LedgerError.
+    Nothing is written while a file or ledger other than the recorded one is named. Raises LedgerError.
     """
     known = config.recorded
     if any(notice.question for notice in config.notices) or (known and known.digest == config.digest):
@@ -61,5 +61,5 @@ def record_policy(config: Config, now: float) -> None:
     if known is None:
         write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
         return
-    with contextlib.suppress(LedgerError):  # the path decides, so an old digest may stay on a full disk
+    with contextlib.suppress(LedgerError):  # only the path matters, so a full disk may keep an old digest
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))

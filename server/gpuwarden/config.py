@@ -1,13 +1,13 @@
 """Configuration: the folders that gpuwarden uses, and the user's policy.
 
 The policy is one TOML file. A variable whose name is the path in capitals (`caps.per_job_usd` is
-`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter, as the marker beside the field says. A variable that would
-loosen one is ignored and becomes a notice. Each effective value remembers where it came from.
+`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter if the marker beside the field allows it. A variable that would
+loosen a value is ignored and becomes a notice. Each effective value records its origin.
 
 | variable | meaning |
 |---|---|
 | `GPUWARDEN_HOME` | folder of the ledger, the run records and pulled artifacts |
-| `GPUWARDEN_POLICY` | the policy file; another than the recorded one is not used before a person accepts it |
+| `GPUWARDEN_POLICY` | the policy file; a file other than the recorded one is used only after the user accepts it |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_POLICY = 1 << 20
 
 @dataclass(frozen=True)
 class Setting:
-    """One effective value and where it came from: `default`, `file` or the name of a variable."""
+    """One effective value and its origin: `default`, `file` or the name of a variable."""
 
     path: str
     value: object
@@ -62,7 +62,7 @@ class Config:
 
     @property
     def recorded(self) -> Record | None:
-        """Return this ledger's own record of the policy in use, where it has one."""
+        """Return this ledger's own record of the policy in use, None if it has none."""
         return self.standing.own
 
     @property
@@ -77,10 +77,14 @@ class Config:
 
 
 def load_config(env: Mapping[str, str] | None = None, before: Config | None = None) -> Config:
-    """Read the policy file and the environment. Raises BadRequest that names the file or variable at fault.
+    """Read the policy file and the environment.
 
-    Raises LedgerError when the record of the policy in use can't be read. `before` is what this process read last: it
-    is returned while record and file have the same text, and a file that has lost its text since is an error.
+    `before` is the configuration that this process read last. It is returned if record and file are unchanged.
+
+    Raises:
+        BadRequest: names the invalid file or variable, or a file that has become empty since `before`.
+        LedgerError: the record of the policy in use can't be read.
+
     """
     env = os.environ if env is None else env
     named = env.get(f"{PREFIX}POLICY")
@@ -96,8 +100,8 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
         return before
     if before is not None and before.policy_file == standing.file and before.digest != digest and not content:
         raise BadRequest(
-            f"the policy file {standing.file} is empty or gone, and was not before",
-            "Put it back. A process that is started again takes the defaults.",
+            f"the policy file {standing.file} has become empty or is gone",
+            "Restore it. A restarted process would use the defaults.",
         )
     table = _parsed(standing.file, content)
     origins = dict.fromkeys(_paths_in(table), "file")
@@ -109,7 +113,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
             Setting(
                 f.path,
                 value_at(policy, f.path),
-                # of the value itself, or of any entry of a table of names
+                # the origin of the value itself, or of any entry of a table of names
                 next((origins[name] for name in origins if f"{name}.".startswith(f"{f.path}.")), "default"),
             )
             for f in policy_fields()
@@ -121,7 +125,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
 
 
 def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForce]:
-    """Return a function that reads the policy in force now, and raises what `load_config` does while it is broken."""
+    """Return a function that reads the policy in force. It raises the errors of `load_config`."""
 
     def read() -> InForce:
         nonlocal config
@@ -132,7 +136,7 @@ def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForc
 
 
 def read_policy(file: Path) -> tuple[Policy, str]:
-    """Read a policy file alone, without variables, and its digest. Raises BadRequest that names the mistake."""
+    """Return a policy file's policy, without variables, and its digest. Raises BadRequest that names the mistake."""
     content = _read(file, required=True)
     table = _parsed(file, content)
     return _validated(table, dict.fromkeys(_paths_in(table), "file"), file), digest_of(content)
@@ -141,11 +145,11 @@ def read_policy(file: Path) -> tuple[Policy, str]:
 def _tightened(
     policy: Policy, env: Mapping[str, str], origins: dict[str, str], file: Path
 ) -> tuple[Policy, list[Notice]]:
-    """Apply the variables that make the file's policy stricter, and note those that would not."""
+    """Apply the variables that make the file's policy stricter. Return the policy and a notice for each other one."""
     ignored = []
     for field in policy_fields():
         name = PREFIX + field.path.upper().replace(".", "_")
-        if not env.get(name):  # a client that passes variables by name gives an empty one where nothing is set
+        if not env.get(name):  # a client that passes variables by name passes unset ones as empty
             continue
         if field.by_variable is None:
             ignored.append(Notice("file_only", name, "", about=field.path))
@@ -183,7 +187,7 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
 
 def _read(file: Path, *, required: bool) -> bytes:
     try:
-        # A pipe in its place must not block, and a device must not be read without end.
+        # If it is a pipe, opening must not block; if it is a device, reading must end.
         with os.fdopen(
             os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb"
         ) as stream:
@@ -199,10 +203,12 @@ def _read(file: Path, *, required: bool) -> bytes:
         raise BadRequest(f"the policy file {file} can't be read: {error.strerror}", "Check its permissions.") from error
     if content is None or len(content) > MAX_POLICY:
         raise BadRequest(
-            f"the policy file {file} is not a regular file of at most {MAX_POLICY >> 10} KiB", "Put your policy there."
+            f"the policy file {file} is not a regular file of at most {MAX_POLICY >> 10} KiB", "Replace the file."
         )
     if os.name == "posix" and info.st_mode & stat.S_IWOTH:
-        raise BadRequest(f"everybody may write to the policy file {file}", f"Read it through, then: chmod o-w {file}")
+        raise BadRequest(
+            f"the policy file {file} is writable by all users", f"Check its contents, then run: chmod o-w {file}"
+        )
     return content
 
 
@@ -222,7 +228,7 @@ def _paths_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
-    """Convert a variable's text to the type of the field; lists are separated by commas."""
+    """Convert a variable's text to the type of the field; list items are separated by commas."""
     if get_origin(kind) is tuple:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind is int or float in (kind, *get_args(kind)):
@@ -234,7 +240,7 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 
 
 def in_short(value: object) -> str:
-    """Return a value of the policy as a person reads it."""
+    """Format a value of the policy for display."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "not set"
     if isinstance(value, dict):
@@ -247,7 +253,7 @@ def in_short(value: object) -> str:
 
 
 def value_at(model: BaseModel, path: str) -> object:
-    """Return the policy's value under a dotted path."""
+    """Return the policy's value at a dotted path."""
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)

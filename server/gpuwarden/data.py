@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: Folder) -> Path:
-    """Return the folder `name`. Raises NotFound when this installation came without it."""
+    """Return the data folder `name`. Raises NotFound if this installation does not contain it."""
     for folder in (PACKAGE / "_data" / name, PACKAGE.parent.parent / name):
         if folder.is_dir():
             return folder

@@ -1,8 +1,8 @@
-"""Strict YAML front matter, read once for profiles and references alike.
+"""Strict YAML front matter, for profiles and references alike.
 
-Only plain data is taken: mappings with text keys, lists, text, whole and decimal numbers, `true`, `false`, `null`.
-Duplicate keys, anchors, tags and YAML 1.1's hidden types (`no` for false, `2026-08-20` for a date, `1:30` for ninety)
-are refused. Every error is a BadRequest that begins with `file:line:`.
+Only plain data is allowed: mappings with text keys, lists, text, whole and decimal numbers, `true`, `false`, `null`.
+Duplicate keys, anchors and tags are refused. YAML 1.1's implicit types (`no` for false, `2026-08-20` for a date,
+`1:30` for ninety) are read as text. Every error is a BadRequest that begins with `file:line:`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.inputs import in_words
 
 try:
-    from yaml.cyaml import CParser as Parser  # type: ignore[attr-defined]  # libyaml takes an eighth of the time
-except ImportError:  # a PyYAML that was built without libyaml
+    from yaml.cyaml import CParser as Parser  # type: ignore[attr-defined]  # libyaml is eight times faster
+except ImportError:  # PyYAML was built without libyaml
 
     class Parser(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser):  # type: ignore[no-redef]
-        """Read events of YAML in Python."""
+        """Parse YAML events in pure Python."""
 
         def __init__(self, stream: str) -> None:
             yaml.reader.Reader.__init__(self, stream)
@@ -38,13 +38,13 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_CHARS = 1 << 20
 MAX_SHOWN = 3
-MAX_WORDS = 200  # characters of one fault's description
+MAX_WORDS = 200  # characters in the description of one fault
 FENCE = "---"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FrontMatter(NamedTuple):
-    """The data above the second `---`, the text below it, and the file line at which that text starts."""
+    """The data above the second `---`, the text below it, and the file line of the start of that text."""
 
     data: dict[str, Any]
     body: str
@@ -53,15 +53,15 @@ class FrontMatter(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsed:
-    """Plain data, and the file line of every value in it by its path of keys and indexes."""
+    """Plain data, and the file line of every value, keyed by its path of keys and indexes."""
 
     value: dict[str, Any]
     lines: dict[tuple[str | int, ...], int]
 
     def line_of(self, loc: Sequence[str | int]) -> int:
-        """Return the line of the value at `loc`, or of the nearest one around it.
+        """Return the line of the value at `loc`, or of the nearest value that contains it.
 
-        Steps that are not in the file, such as the branch of a union in a validation error, are passed over.
+        Steps that are not in the file, such as the branch of a union in a validation error, are skipped.
         """
         here: tuple[str | int, ...] = ()
         for step in loc:
@@ -76,13 +76,13 @@ def read_front_matter(text: str, *, name: str) -> FrontMatter:
 
 
 def load_front_matter(model: type[M], text: str, *, name: str) -> tuple[M, str, int]:
-    """Read `text` as a `model`: the model, the body and its line. Raises BadRequest with `name` and the line."""
+    """Return the front matter as a `model`, the body and its line. Raises BadRequest with `name` and the line."""
     parsed, body, body_line = _split(text, name)
     return validate(model, parsed, name=name), body, body_line
 
 
 def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
-    """Make a `model` of parsed data without coercing any type: `"yes"` is not a boolean."""
+    """Validate parsed data as a `model` without coercing types: `"yes"` is not a boolean. Raises BadRequest."""
     try:
         return model.model_validate_json(json.dumps(parsed.value), strict=True)
     except ValidationError as error:
@@ -101,7 +101,7 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
         raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(text):
         at = first_line + text.count("\n", 0, odd.start())
-        raise _wrong(name, at, "a character that YAML does not allow")
+        raise _wrong(name, at, "contains a character that YAML does not allow")
     try:
         node = _Loader(text).get_single_node()
         if not isinstance(node, yaml.MappingNode):
@@ -113,15 +113,15 @@ def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
         raise _wrong(name, first_line + (mark.line if mark else 0), f"{error.problem or error.context}") from error
     except RecursionError as error:
         raise _wrong(name, first_line, "values are nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # of PyYAML's scanner in Python
-        raise _wrong(name, first_line, "an escape of a character that does not exist") from error
+    except (ValueError, OverflowError) as error:  # raised by PyYAML's pure Python scanner
+        raise _wrong(name, first_line, "contains an escape of a character that does not exist") from error
     return Parsed(value, {loc: first_line + line for loc, line in lines.items()})
 
 
 def _split(text: str, name: str) -> tuple[Parsed, str, int]:
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != FENCE:
-        raise _wrong(name, 1, "the file has to begin with a line ---, then its front matter")
+        raise _wrong(name, 1, "the file must begin with a line ---, then its front matter")
     end = next((i for i, line in enumerate(lines[1:], 1) if line.rstrip() == FENCE), None)
     if end is None:
         raise _wrong(name, 1, "the front matter has no closing line ---")
@@ -129,7 +129,7 @@ def _split(text: str, name: str) -> tuple[Parsed, str, int]:
 
 
 class _Loader(Composer, Resolver, Parser):
-    """PyYAML's composer with the JSON types only, and without aliases, anchors and tags."""
+    """PyYAML's composer, restricted to the JSON types, without aliases, anchors and tags."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -141,7 +141,7 @@ class _Loader(Composer, Resolver, Parser):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
-            problem = "anchors, aliases and tags are not used here"
+            problem = "anchors, aliases and tags are not allowed"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 

@@ -1,7 +1,7 @@
-"""Tokens of single jobs, with which a job's program reports its own metrics and alerts.
+"""Tokens of single jobs, which a job's program uses to report its metrics and alerts.
 
-They are derived from the installation's key and not stored: a job's token proves one job id for one purpose, and the
-server needs no file to check it. A token of another installation, or of another job, does not match.
+Tokens are derived from the installation's key and not stored: a token proves one job id for one purpose, and the server
+needs no file to check it. A token of another installation or another job does not match.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def job_token(home: Path, job_id: str, purpose: Purpose) -> str:
 
 
 def job_of(home: Path, token: str) -> tuple[str, Purpose] | None:
-    """Return the job and the purpose that a token proves, or None for any other text."""
+    """Return the job and the purpose that a token proves, or None if it is invalid."""
     if len(token) > MAX_TOKEN:
         return None
     for purpose, prefix in PREFIXES.items():
@@ -47,5 +47,5 @@ def job_of(home: Path, token: str) -> tuple[str, Purpose] | None:
 
 @lru_cache(maxsize=16)
 def _key(home: Path, purpose: Purpose) -> bytes:
-    """Return the key of a purpose, read once: a server checks thousands of tokens a second."""
+    """Return the key of a purpose. Cached, because a server checks thousands of tokens per second."""
     return installation_key(home, f"job {purpose}")

@@ -1,7 +1,7 @@
-"""Remember which secrets jobs were given, so that a later process without them can keep them out of its replies.
+"""Remember the secrets that jobs were given, so that a later process without them can redact them from its replies.
 
 The state folder contains keyed digests, never values: one file of lines, mode 0600, and the key of this installation.
-Whoever can read both can test guesses, as whoever can read the environment of the next shell can read the values.
+A program that can read both files can test guesses; such a program could also read the values in a shell's environment.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpuwarden.private import private_folder
 
 FILE: Final = "secrets.jsonl"
 MAX_BYTES: Final = 1 << 20
-"""Of the file that are read: thousands of secrets."""
+"""Maximum number of bytes read from the file: enough for thousands of secrets."""
 
 
 def installation_key(home: Path, purpose: str) -> bytes:
     """Return 32 bytes for one purpose, derived from a random key that never leaves this machine.
 
-    The random key is made at first use.
+    The random key is created at first use.
     """
     place = home / "seal.key"
     if not place.exists():
@@ -39,7 +39,7 @@ def installation_key(home: Path, purpose: str) -> bytes:
             out.flush()
             os.fsync(out.fileno())
         try:
-            os.link(draft, place)  # the first one wins; the others take it
+            os.link(draft, place)  # the first process wins; the others use its key
         except FileExistsError:
             pass
         finally:
@@ -58,7 +58,7 @@ class KnownSecrets:
         self._known: frozenset[SecretDigest] = frozenset()
 
     def remember(self, values: Iterable[str]) -> None:
-        """Add the digests of values. Raises DiskError: a secret that can't be remembered is not given to a job."""
+        """Add the digests of values. Raises DiskError, so that no job gets a secret that can't be redacted later."""
         try:
             key, known = self._key(), self._digests()
             new = {SecretDigest.of(key, part) for value in values for part in parts_of(value)} - known
@@ -72,12 +72,12 @@ class KnownSecrets:
                 os.fsync(file.fileno())
         except OSError as error:
             raise DiskError(
-                f"the digests of this job's secrets can't be kept in {self._file}: {error.strerror}",
-                "Free some space there, then call again; the job waits.",
+                f"the digests of this job's secrets can't be written to {self._file}: {error.strerror}",
+                "Free some disk space, then call again; the job waits.",
             ) from error
 
     def found_in(self, body: Any) -> tuple[str, ...]:
-        """Return every remembered secret that is in a JSON body."""
+        """Return every remembered secret found in a JSON body."""
         known = self._digests()
         if not known:
             return ()
@@ -87,7 +87,7 @@ class KnownSecrets:
         return installation_key(self.home, "secrets")
 
     def _digests(self) -> frozenset[SecretDigest]:
-        """Return what is in the file now, read again when another process added to it."""
+        """Return the digests in the file; read it again if another process has added to it."""
         try:
             info = self._file.stat()
         except OSError:
@@ -97,7 +97,7 @@ class KnownSecrets:
                 lines = file.read(MAX_BYTES).splitlines()
             known = set()
             for line in lines:
-                with contextlib.suppress(ValueError, TypeError):  # a line that a crash cut
+                with contextlib.suppress(ValueError, TypeError):  # a line truncated by a crash
                     length, spaced, bits, digest = json.loads(line)
                     known.add(SecretDigest(int(length), bool(spaced), int(bits), str(digest)))
             self._known = frozenset(known)

@@ -2,19 +2,19 @@
 
     facts = ["the lab's box is shared on Fridays"]
 
-    server = "https://gw.example.org"   # where jobs reach `gpuwarden serve`, if anywhere: they send their metrics there
+    server = "https://gw.example.org"   # address of `gpuwarden serve` that jobs send their metrics to, if reachable
 
     [tracker]
     name = "wandb"
     entity = "my-team"
-    key = "$WANDB_API_KEY"        # where the key is stored: a variable or a file, never its value
+    key = "$WANDB_API_KEY"        # the place of the key: a variable or a file, never its value
 
     [usual]
     gpu = "A100"
     gpu_count = 1
     disk_gb = 100
 
-    [platforms."ssh/lab-box"]     # your own machines: where runs go
+    [platforms."ssh/lab-box"]     # your own machine
     scratch = "/data/me/runs"
     key = "~/.ssh/id_ed25519"
     note = "ask before you use both cards"
@@ -22,7 +22,7 @@
     [platforms.box]               # `box` is your own profile with the backend ssh
     host = "lab-box"              # an alias of ~/.ssh/config, or an address
 
-A value that looks like a secret is refused, and no message ever repeats a value.
+Values that look like a secret are refused, and no message repeats a value.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ _KEY = re.compile(
 )
 
 
-# As in a job's spec; what comes after the slash may be an address or an alias, and so have dots and capitals.
+# As in a job's spec; the part after the slash may be an address or an alias, so dots and capitals are allowed.
 _PLATFORM = r"[a-z0-9][a-z0-9_-]{0,40}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62})?"
 _NOTE = re.compile(rf"(platforms)\.({_PLATFORM})\.([a-z0-9_-]+)|([a-z0-9_-]+)(?:\.([a-z0-9_-]+))?")
 
 
 class Tracker(Frozen):
-    """The experiment tracker of this person."""
+    """The user's experiment tracker."""
 
     name: Word
     entity: Word | None = None
@@ -78,7 +78,7 @@ class Tracker(Frozen):
 
 
 class Usual(Frozen):
-    """The machine that this person usually rents; information only, never a default of a submission."""
+    """The machine that the user usually rents; information only, never a default of a submission."""
 
     gpu: Word | None = None
     gpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -95,7 +95,7 @@ class Told(Frozen):
 
 
 class Notes(Frozen):
-    """The whole file."""
+    """The contents of the notes file."""
 
     facts: Annotated[tuple[Line, ...], Field(max_length=50)] = ()
     server: Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?/?$")] | None = None
@@ -109,7 +109,7 @@ class Notes(Frozen):
 
 
 def load_notes(file: Path) -> Notes:
-    """Read the notes; empty without a file. Raises BadRequest with file and line, never with a value."""
+    """Read the notes; empty if the file does not exist. Raises BadRequest with file and line, never with a value."""
     text = _read(file)
     return Notes() if text is None else read_notes(text, str(file))
 
@@ -125,21 +125,21 @@ def read_notes(text: str, name: str) -> Notes:
         raise BadRequest(f"{name}:{line}: this is not valid TOML", f"Correct {name}.") from None
     parsed = Parsed(table, {(): 1, **_lines(text)})
     for loc, value in strings:
-        # A name may say that its value is a secret. `key` is our own field, whose value is a place.
+        # A name such as `token` marks its value as a secret. The field `key` is exempt: its value is a place.
         named = any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
         if looks_secret(value) or (named and not _HOME.fullmatch(value)):
             raise BadRequest(
                 f"{name}:{parsed.line_of(loc)}: this looks like a secret",
-                f"Take it out of {name}, replace it where it is valid, and note where it is stored: $NAME, or a path.",
+                f"Remove it from {name}, rotate it, and note only its place: $NAME, or a path.",
             )
     return validate(Notes, parsed, name=name)
 
 
 def change(file: Path, key: str, value: str | None, check: Callable[[Notes], None]) -> None:
-    """Set `key` (dotted) to `value`, or remove it; the rest of the file stays as it was written. A fact is added.
+    """Set `key` (dotted) to `value`, or remove it if None; a fact is appended. The rest of the file stays unchanged.
 
-    The new text is read strictly, and judged by `check`, before it replaces the old one. Raises BadRequest, and then
-    nothing was changed.
+    The new text is validated strictly and by `check` before it replaces the old one. Raises BadRequest without any
+    change.
     """
     import tomlkit
 
@@ -152,25 +152,27 @@ def change(file: Path, key: str, value: str | None, check: Callable[[Notes], Non
     elif found := _NOTE.fullmatch(key):
         _put(document, [part for part in found.group(1, 2, 4, 5, 6) if part], value)
     else:
-        raise BadRequest(f"{key[:80]!r} names no note", "Such as tracker.name or platforms.ssh.host.")
+        raise BadRequest(f"{key[:80]!r} is not a valid key", "Use a key such as tracker.name or platforms.ssh.host.")
     new = tomlkit.dumps(document)
     try:
         notes = read_notes(new, "")
     except BadRequest as error:
         said = re.sub(r"^:\d+: ", "", error.message)
-        raise BadRequest(f"{said}; nothing was changed", "Such as tracker.name or platforms.ssh.host.") from error
+        raise BadRequest(
+            f"{said}; nothing was changed", "Use a key such as tracker.name or platforms.ssh.host."
+        ) from error
     check(notes)
     private_folder(file.parent)
     write_private(file, new)
 
 
 def _put(table: Any, path: list[str], value: str | None) -> None:
-    """Set or delete the value at `path`; a table that is empty then goes too."""
+    """Set or delete the value at `path`; also delete a table that becomes empty."""
     import tomlkit
 
     step, *rest = path
     if value is None and step not in table:
-        raise BadRequest(f"nothing is noted under {step[:80]!r}", do(Action.SHOW_NOTES))
+        raise BadRequest(f"no note has the key {step[:80]!r}", do(Action.SHOW_NOTES))
     if not rest and value is not None:
         table[step] = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value
         return
@@ -184,25 +186,25 @@ def _put(table: Any, path: list[str], value: str | None) -> None:
 
 
 def looks_secret(text: str) -> bool:
-    """Return whether a text contains what is or may be a key, a token or a password."""
+    """Return whether a text contains a possible key, token or password."""
     return any(pattern.search(text) for pattern in (TOKEN, _OPAQUE, _TOLD, _IN_URL))
 
 
 def _read(file: Path) -> str | None:
-    """Return the file's text; None without a file. Raises BadRequest for one that others may read or write.
+    """Return the file's text; None if it does not exist. Raises BadRequest if others may read or write it.
 
-    The notes say where keys are stored and where jobs go.
+    The notes must be private, because they contain the places of keys and decide where jobs run.
     """
     try:
         with file.open("rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise BadRequest(f"{file}: the notes are not a regular file", "Put a regular file there.")
+                raise BadRequest(f"{file}: the notes are not a regular file", "Replace it with a regular file.")
             if os.name == "posix" and status.st_uid != os.geteuid():
-                raise BadRequest(f"{file}: the notes belong to another user", "Write your own file.")
+                raise BadRequest(f"{file}: the notes belong to another user", "Replace it with your own file.")
             if os.name == "posix" and status.st_mode & 0o077:
                 mode = f"{status.st_mode & 0o777:04o}"
-                raise BadRequest(f"{file}: others may use the notes (mode {mode})", f"chmod 600 {file}")
+                raise BadRequest(f"{file}: others have access to the notes (mode {mode})", f"chmod 600 {file}")
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -211,7 +213,7 @@ def _read(file: Path) -> str | None:
             f"{file}: the notes can't be read: {error.strerror or error}", "Correct or remove it."
         ) from None
     if len(raw) > MAX_BYTES:
-        raise BadRequest(f"{file}: notes of more than {MAX_BYTES:,} bytes", "Keep them short.")
+        raise BadRequest(f"{file}: the notes are larger than {MAX_BYTES:,} bytes", "Shorten them.")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -220,7 +222,7 @@ def _read(file: Path) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return TOML's dates and times as text: no field has such a type."""
+    """Convert TOML's dates and times to text, because no field has such a type."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -229,7 +231,7 @@ def _plain(value: Any) -> Any:
 
 
 def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield every text of the file with its path; the names count too, since a secret can be on the wrong side."""
+    """Yield every string of the file with its path, and every key that looks like a secret."""
     if isinstance(value, str):
         yield loc, value
     elif isinstance(value, dict):
@@ -243,7 +245,7 @@ def _strings(value: Any, loc: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Return the line of every table and key. tomllib reports none, so headings and names are parsed here."""
+    """Return the line of every table and key. tomllib reports none, so this parses headings and names."""
     found: dict[tuple[str | int, ...], int] = {}
     base: tuple[str, ...] = ()
     for number, line in enumerate(text.split("\n"), 1):

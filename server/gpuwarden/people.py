@@ -1,6 +1,6 @@
-"""Name the person on whose behalf something is done. An event's actor is the interface and that person: `http/alice`.
+"""Identify the user on whose behalf an action is taken. An event's actor is the interface and that user: `http/alice`.
 
-A process acts for the user who runs it. Where it serves several people, each request acts for whoever sent it.
+A process acts for the user who runs it. If it serves several users, each request acts for its sender.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PERSON: Final[ContextVar[str]] = ContextVar("gpuwarden_person", default="")
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Let everything in this block, and in the tasks that it starts, be done on behalf of a person."""
+    """Attribute all actions in this block, and in the tasks that it starts, to a user."""
     before = _PERSON.set(person)
     try:
         yield
@@ -25,18 +25,18 @@ def acting_as(person: str) -> Iterator[None]:
 
 
 def acting(process: str) -> str:
-    """Return the actor of what is done now by a process whose actor is `process`."""
+    """Return the current actor in a process whose own actor is `process`."""
     person = _PERSON.get()
     return f"{process.partition('/')[0]}/{person}" if person else process
 
 
 def person_of(actor: str) -> str:
-    """Return the person of an event's actor; empty in a ledger of before that was recorded."""
+    """Return the user of an event's actor; empty in events of older ledgers, which did not record it."""
     return actor.partition("/")[2]
 
 
 def user_here() -> str:
-    """Return the name of the user who runs this process: by the account, since anybody can set a variable."""
+    """Return the name of the user who runs this process, from the account, because any program can set a variable."""
     try:
         import pwd
 

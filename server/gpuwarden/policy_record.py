@@ -1,10 +1,11 @@
-"""Record which policy file a person uses, beside the ledger, and build the notices for another file.
+"""Record the policy file in use, beside the ledger, and build notices if another file is named.
 
-A variable can name any file, and whoever starts a process sets its variables. So the first use records the file, and
-from then on the recorded file stays in force until a person accepts another one at a terminal (`gpuwarden policy use`).
-A new ledger has no record. It uses the record of the account's usual ledger where there is one, or a
-variable that names an empty folder would forget both the policy and what was spent today. The usual ledger is compared
-with those that this account's servers used, or a client that drops the variables would do the same.
+A variable can name any file, and the program that starts a process sets its variables. So the first use records the
+file, and the recorded file stays in force until the user accepts another one at a terminal (`gpuwarden policy use`).
+
+A new ledger has no record. It uses the record of the account's usual ledger, if that has one. Otherwise a variable that
+names an empty folder would reset both the policy and today's spending. For the same reason, the usual ledger is
+compared with the ledgers that this account's servers used: a client may drop the variables.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ class Notice:
 
     @property
     def question(self) -> str:
-        """Return why a person is asked before anything is spent; empty for a mere warning."""
+        """Return why all spending needs approval; empty for a mere warning."""
         if self.kind == "other_policy":
-            return f"another policy file is named than the recorded one: {line(self.name, 200)}"
+            return f"the named policy file is not the recorded one: {line(self.name, 200)}"
         if self.kind == "other_ledger":
-            return f"another ledger is named than the usual one: {line(self.name, 200)}"
+            return f"the named ledger is not the usual one: {line(self.name, 200)}"
         if self.kind == "unnamed_ledger":
-            return f"no ledger is named here, and this account uses another one: {line(self.kept, 200)}"
+            return f"no ledger is named, but this account uses another one: {line(self.kept, 200)}"
         return ""
 
     @property
     def text(self) -> str:
-        """Return the warning: what happened, what is in force, what to do."""
+        """Return the warning: the problem, the policy or ledger in force, and the consequence."""
         name, kept = line(self.name, 200), line(self.kept, 200)
         if self.kind == "looser":
             return f"{name} is ignored: a variable may only {self.may} {self.about}. The policy file has {kept}."
@@ -71,28 +72,28 @@ class Notice:
             return f"{name} is ignored: only the policy file sets {self.about}."
         if self.kind == "other_policy":
             return (
-                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. A person "
-                "is asked about any spending until one accepts the new file."
+                f"The policy file {name} is named, but {kept} is the recorded one and stays in force. All "
+                "spending needs approval until the user accepts the new file."
             )
         if self.kind == "broken":
-            return f"Nothing is launched, approved or ended automatically for now: {name}."
+            return f"Launches, approvals and automatic teardown are suspended: {name}."
         if self.kind == "unwatched":
-            return "Automatic teardown is on, but no watch runs to carry it out: machines bill on after their jobs."
+            return "Automatic teardown is on, but no watch runs to carry it out: machines stay billed after their jobs."
         if self.kind == "other_server":
             return f"{name} uses another ledger: {kept}, with the policy {line(self.about, 200)}."
         if self.kind == "unnamed_ledger":
             return (
-                f"GPUWARDEN_HOME did not arrive here, so the ledger is the one in {name}. This account uses the one in "
-                f"{kept}. The policy in force is {line(self.about, 200)}, and a person is asked about any spending."
+                f"GPUWARDEN_HOME is not set in this process, so the ledger is in {name}. This account uses the one in "
+                f"{kept}. The policy in force is {line(self.about, 200)}, and all spending needs approval."
             )
         return (
-            f"The ledger in {name} is not the usual one, which is in {kept}. A person is asked about any spending "
-            "until one accepts it."
+            f"The ledger in {name} is not the usual one, which is in {kept}. All spending needs approval until the "
+            "user accepts it."
         )
 
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """Return how a person accepts another policy file or another ledger, or starts a watch; else nothing."""
+        """Return the steps to accept another policy file or ledger, or to start a watch; empty for other notices."""
         if self.kind == "unwatched":
             return (do(Action.WATCH, install=True),)
         if self.kind == "other_policy":
@@ -104,9 +105,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class InForce:
-    """The policy at one moment, the file that it comes from with the digest of its text, and the notices about it.
+    """The policy at one moment, its file, the digest of that file's text, and the notices about it.
 
-    A policy from no file has the digest of its values.
+    A policy without a file has the digest of its values.
     """
 
     policy: Policy
@@ -116,7 +117,7 @@ class InForce:
 
 
 class Record(Frozen):
-    """The policy file in use, the digest of its text, and since when. `chosen`: by a person, not at first use."""
+    """The policy file in use, the digest of its text, and when. `chosen`: by the user, not recorded at first use."""
 
     path: str
     digest: str
@@ -126,7 +127,7 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Standing:
-    """The file in force, the ledger's own record where it has one, and the notices."""
+    """The file in force, the ledger's own record if it has one, and the notices."""
 
     file: Path
     own: Record | None = None
@@ -134,7 +135,7 @@ class Standing:
 
 
 def decide(home: Path, named: Path | None, default: Path) -> Standing:
-    """Choose the policy file for the ledger in `home`. `named` is what a variable names, `default` the usual place.
+    """Choose the policy file for the ledger in `home`. `named` is the file that a variable names, `default` the usual.
 
     Raises LedgerError for a record that can't be read.
     """
@@ -159,10 +160,9 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
 
 
 def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
-    """Return the ledger that this account used last, and its record, unless the one `here` is as good.
+    """Return the ledger that this account used last, and its record, if it takes precedence over the one `here`.
 
-    A ledger without a record of its own is new. One with a record is put in doubt by a ledger whose policy a person
-    chose later.
+    It does if the ledger `here` is new (has no record), or if the user chose the other ledger's policy later.
     """
     for home in known_homes():
         with contextlib.suppress(LedgerError):
@@ -173,17 +173,17 @@ def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
 
 
 def absolute(path: Path) -> Path:
-    """Make a path absolute by its text. Links are not followed: notes and profiles are read from beside the file."""
+    """Make a path absolute without following links: notes and profiles are read from the folder of the named file."""
     return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - resolve() would follow links
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest under which a policy file is recorded; an absent file counts as an empty one."""
+    """Return the digest that is recorded for a policy file; an absent file counts as empty."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def read_record(home: Path) -> Record | None:
-    """Read the record beside a ledger, None where there is none. Raises LedgerError when it can't be read."""
+    """Read the record beside a ledger, None if it has none. Raises LedgerError if it can't be read."""
     file = home / RECORD
     try:
         return Record.model_validate_json(file.read_text("utf-8"))
@@ -192,12 +192,12 @@ def read_record(home: Path) -> Record | None:
     except (OSError, ValueError) as error:
         raise LedgerError(
             f"the record of the policy in use can't be read: {file}",
-            "Remove that file; the policy file that is then in use is recorded again.",
+            "Remove that file; the policy file in use is then recorded again.",
         ) from error
 
 
 def write_record(home: Path, record: Record) -> None:
-    """Replace the record beside a ledger, for the user's eyes only. Raises LedgerError."""
+    """Replace the record beside a ledger, with mode 0600. Raises LedgerError."""
     part = home / f"{RECORD}.{os.getpid()}.part"
     try:
         part.unlink(missing_ok=True)
@@ -214,9 +214,9 @@ def write_record(home: Path, record: Record) -> None:
 
 
 def usual_homes() -> list[Path]:
-    """List where this account's ledger is unless a variable names another place.
+    """List the default folders of this account's ledger, used unless a variable names another.
 
-    The second entry comes from the account itself, because HOME and the XDG variables can be set by a client too.
+    The second entry comes from the account database, because a client can set HOME and the XDG variables too.
     """
     homes = [absolute(Path(platformdirs.user_data_dir("gpuwarden", appauthor=False)))]
     if (account := account_home()) is not None:
@@ -226,12 +226,12 @@ def usual_homes() -> list[Path]:
 
 
 def account_home() -> Path | None:
-    """Return the home folder that the system records for this account; None where it records none."""
+    """Return the home folder that the system records for this account; None if it records none."""
     if sys.platform == "win32":
         return None
     import pwd
 
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:  # a container may run under a number that has no account
+    except KeyError:  # a container may run under a user id without an account
         return None

@@ -1,7 +1,7 @@
-"""Folders and files of gpuwarden's own state, which only their owner may read.
+"""Create the folders and files of gpuwarden's state, which only their owner may read.
 
-Whichever command runs first makes the state folder, so that every one of them makes it here. An umask is not touched:
-it belongs to the whole process, and to the jobs and copies that are made for others to read.
+The first command to run creates the state folder, so all commands create it through this module. The umask stays
+unchanged: it applies to the whole process, including jobs and copies that other users may read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LEDGER = "ledger.db"
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder of mode 0700 with every missing folder above it, and return it. Raises OSError.
+    """Create a folder of mode 0700 with every missing parent, and return it. Raises OSError.
 
-    A state folder that an older version made for all to read is closed; a folder of other people's is left as it is.
+    A state folder that an older version made readable for all is set to 0700; a folder of another user stays as it is.
     """
     missing = []
     for folder in (path, *path.parents):
@@ -34,14 +34,14 @@ def private_folder(path: Path) -> Path:
 
 
 def private_file(path: Path) -> None:
-    """Give one of gpuwarden's files the mode 0600 where others may read it; nothing where there is none."""
+    """Set one of gpuwarden's files to mode 0600 if others have access; do nothing if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             _close(path, 0o600)
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a whole file of mode 0600 in one step, on disk before the old one is gone. Raises OSError."""
+    """Write a file of mode 0600 atomically, flushed to disk before it replaces the old one. Raises OSError."""
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     raw = content.encode() if isinstance(content, str) else content
     try:
@@ -55,7 +55,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take from others what they may do with a path. What belongs to somebody else is theirs to close."""
+    """Remove all access of other users to a path. A path of another user stays unchanged."""
     if os.name != "posix":
         return
     info = path.stat()

@@ -1,7 +1,7 @@
-"""Platforms as data: the strict reader of `profiles/*.md`, and the tables in their prose.
+"""Read `profiles/*.md` strictly, and generate the tables in their prose.
 
-The code reads a profile's front matter only. Its prose repeats no fact; it shows them through blocks that
-`render_blocks` writes from the same front matter:
+The code reads only a profile's front matter. The prose does not repeat its facts, but shows them in blocks that
+`render_blocks` generates from the front matter:
 
     <!-- generated:storage -->
     ...
@@ -22,56 +22,55 @@ from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BY_HAND = (
-    "gpuwarden has no provider for this platform: it can't rent here, get a price, see the meter, stop or release. "
-    "Rent and release in the console, and run jobs there as `ssh/ALIAS`, where no gate knows this platform's meter; "
-    "`rehearsal/` before the name practises its rules with pretend money."
+    "gpuwarden has no provider for this platform: it can't rent, get a price, read the meter, stop or release here. "
+    "Rent and release in the console, and run jobs there as `ssh/ALIAS`; no gate then checks this platform's billing. "
+    "`rehearsal/` before the name practices its rules with pretend money."
 )
 _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 
 
 def profile_names(own: Path | None = None) -> list[str]:
-    """Return the ids of all profiles, sorted: those that came with gpuwarden and those of the user's folder `own`."""
+    """Return the sorted ids of all profiles: the shipped ones and those of the user's folder `own`."""
     return sorted({file.stem for folder in _folders(own) for file in folder.glob("*.md") if _ID.fullmatch(file.stem)})
 
 
 def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
-    """Return the profile `id`; one of the user's folder `own` takes precedence over one of the same id that came with
-    gpuwarden.
+    """Return the profile `id`; the user's folder `own` takes precedence over the shipped profiles.
 
     Raises NotFound, or BadRequest with file and line.
     """
     file = profile_file(id, own)
     profile = load_text(_read(file), str(file))
     if profile.id != id:
-        raise BadRequest(f"{file}: it calls itself {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
+        raise BadRequest(f"{file}: its id is {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
     return profile
 
 
 def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
-    """Return the file that the profile `id` is read from. Raises NotFound."""
+    """Return the file of the profile `id`. Raises NotFound."""
     if not _ID.fullmatch(id):
-        raise NotFound(f"{id!r} is not a platform's name", f"There are: {', '.join(profile_names(own))}.")
+        raise NotFound(f"{id!r} is not a valid platform name", f"Platforms: {', '.join(profile_names(own))}.")
     for folder in _folders(own):
         file = folder / f"{id}.md"
-        if file.is_symlink() or file.exists():  # also a file that can't be read: its error is raised, never skipped
+        if file.is_symlink() or file.exists():  # also an unreadable file, so that its error is raised
             return file
-    raise NotFound(f"there is no platform called {id!r}", f"There are: {', '.join(profile_names(own)) or 'none'}.")
+    raise NotFound(f"unknown platform {id!r}", f"Platforms: {', '.join(profile_names(own)) or 'none'}.")
 
 
-@lru_cache(maxsize=64)  # reading YAML takes tens of milliseconds, and every use case asks for profiles many times
+@lru_cache(maxsize=64)  # parsing YAML takes tens of milliseconds, and every use case loads profiles many times
 def load_text(text: str, name: str) -> Profile:
     """Read one profile; `name` appears in errors. Raises BadRequest with `name` and the line."""
     return load_front_matter(Profile, text, name=name)[0]
 
 
 def render_blocks(text: str, name: str) -> str:
-    """Return the same file with every generated block rendered again from its front matter. Raises BadRequest."""
+    """Return a profile's text with every generated block rendered from its front matter. Raises BadRequest."""
     text = text.replace("\r\n", "\n")
     profile, body, _ = load_front_matter(Profile, text, name=name)
 
     def block(match: re.Match[str]) -> str:
         if match[1] not in BLOCKS:
-            raise BadRequest(f"{name}: there is no generated block {match[1]!r}", f"There are: {', '.join(BLOCKS)}.")
+            raise BadRequest(f"{name}: unknown generated block {match[1]!r}", f"Blocks: {', '.join(BLOCKS)}.")
         lines = "\n".join(BLOCKS[match[1]](profile))
         return f"<!-- generated:{match[1]} -->\n{lines}\n<!-- /generated -->"
 
@@ -79,7 +78,7 @@ def render_blocks(text: str, name: str) -> str:
 
 
 def rewrite_blocks() -> int:
-    """Render the generated blocks of the shipped profiles again; return the number of changed files."""
+    """Render the generated blocks of the shipped profiles; return the number of changed files."""
     changed = 0
     for file in sorted(data_dir("profiles").glob("*.md")):
         text = _read(file)
@@ -107,7 +106,7 @@ def _read(file: Path) -> str:
 
 def _summary(p: Profile) -> list[str]:
     rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
-    table = _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("runs go to", f"`{p.run_root}`")])
+    table = _table(("what", "value"), [*rows, ("user", p.user or "yours"), ("run folders are in", f"`{p.run_root}`")])
     return [*table, "", BY_HAND] if p.by_hand else table
 
 
@@ -147,7 +146,7 @@ def _meter(p: Profile) -> list[str]:
         ("metered", _fact(m.metered)),
         ("a job uses up", "" if m.counts == "money" else m.counts.replace("_", " ")),
         ("compute stops billing after", ", ".join(m.stops_on) or "-"),
-        ("something bills on after", ", ".join(m.residue) or "-"),
+        ("something is still billed after", ", ".join(m.residue) or "-"),
         ("counted in steps of (s)", _fact(m.granularity_s) if m.metered else "-"),
         ("note", m.note),
         ("`stop` is called", v.stop or "no such verb"),
@@ -164,7 +163,7 @@ def _interruptions(p: Profile) -> list[str]:
     rows = [("sold as interruptible", _fact(s.offered))]
     if s.offered or "signal" in s.model_fields_set:
         rows += [("signal", _fact(s.signal)), ("grace (s)", _fact(s.grace_s)), ("then", _fact(s.then))]
-        rows += [("starts again by itself", _fact(s.auto_resume))]
+        rows += [("restarts automatically", _fact(s.auto_resume))]
     table = _table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])])
     return [*table, "", *_sources((s,)), *_unattended(p)]
 
@@ -174,10 +173,10 @@ def _unattended(p: Profile) -> list[str]:
     if u is None:
         return []
     dates = {"none": "none", "stop": "the machine is stopped", "terminate": "the machine is ended"}
-    dates["unreliable"] = "unreliable: it is accepted, and nothing was seen to happen"
+    dates["unreliable"] = "unreliable: it is accepted, but no effect was observed"
     date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
     rows = [("can stop itself", _fact(u.self_stop)), ("at an end date", date), ("note", u.note)]
-    return ["", *_table(("while nobody looks", "value"), [row for row in rows if row[1]]), "", *_sources((u,))]
+    return ["", *_table(("when unattended", "value"), [row for row in rows if row[1]]), "", *_sources((u,))]
 
 
 def _surface(p: Profile) -> list[str]:

@@ -1,11 +1,11 @@
-"""List the MCP servers of this account that run now, each with its ledger, its policy file and its version.
+"""List the running MCP servers of this account, each with its ledger, policy file and version.
 
-A client may drop the variables that name the ledger and the policy. Its server then works with another ledger than the
-one that a person looks at, and a ticket made there can't be found here. So each server enters itself into a folder of
-the account that no GPUWARDEN variable moves. An entry is a file that its server locks for as long as it runs. The
-kernel releases the lock of a process that ended, and whoever looks next removes the entry.
+A client may drop the variables that name the ledger and the policy. Its server then uses another ledger than the user's
+shell, and the shell can't find the server's tickets. So each server registers itself in a folder of the account that no
+GPUWARDEN variable moves. An entry is a file that its server locks while it runs. The kernel releases the lock when the
+process ends, and the next listing removes the entry.
 
-The homes that servers used stay known after they ended, so that a new ledger is compared with the ones in use.
+The homes that servers used are remembered after the servers ended, to compare a new ledger with the ledgers in use.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.private import private_folder, write_private
 
 MOST: Final = 64
-"""Entries that are looked at; an account runs fewer servers."""
+"""Maximum number of entries read; an account runs fewer servers."""
 MOST_HOMES: Final = 16
 MOST_BYTES: Final = 20_000
 
 
 class ServerEntry(Frozen):
-    """One server that runs. `client` is what its configuration says; empty where it says nothing."""
+    """A running server. `client` is the name from the client's configuration, empty if it has none."""
 
     client: str
     home: str
@@ -44,7 +44,7 @@ class ServerEntry(Frozen):
 
     @property
     def title(self) -> str:
-        """Return who the server belongs to, as a person reads it."""
+        """Return a display name: the server's client, or its process id."""
         names = {"claude": "Claude Code", "codex": "Codex", "gemini": "Gemini", "vscode": "VS Code"}
         name = names.get(self.client, line(self.client, 40).capitalize())
         return f"{name}'s server" if name else f"The server of process {self.pid}"
@@ -63,9 +63,9 @@ def folder() -> Path:
 
 @contextmanager
 def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
-    """List this process as a server for as long as the context is open.
+    """Register this process as a server while the context is open.
 
-    A folder that can't be written lists none; nor does a path that is not text.
+    If the folder is not writable or a path is not valid text, the process is not registered.
     """
     from filelock import FileLock, Timeout
 
@@ -74,7 +74,7 @@ def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
     entry = ServerEntry(client=client[:40], home=str(home), policy=str(policy), version=__version__, pid=os.getpid())
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, Timeout, ValueError):
-            running()  # removes what ended servers left
+            running()  # removes the entries of ended servers
             name = private_folder(folder()) / os.urandom(8).hex()
             stack.callback(_remove, name)
             stack.enter_context(FileLock(name.with_suffix(".lock"), mode=0o600).acquire(blocking=False))
@@ -84,7 +84,7 @@ def entered(client: str, home: Path, policy: Path) -> Iterator[None]:
 
 
 def running() -> list[ServerEntry]:
-    """Return the servers that run, the oldest first, and remove the entries of those that ended."""
+    """Return the running servers, the oldest first, and remove the entries of ended ones."""
     files = _newest(folder(), MOST)[::-1]
     if not files:
         return []
@@ -99,19 +99,19 @@ def running() -> list[ServerEntry]:
         except Timeout:
             with contextlib.suppress(OSError, ValidationError):
                 found.append(ServerEntry.model_validate_json(_text(file)))
-        except OSError:  # a folder that can't be written
+        except OSError:  # the folder is not writable
             continue
     return found
 
 
 def elsewhere(home: Path, policy: Path) -> list[ServerEntry]:
-    """Return the servers that run with another ledger or another policy file than these."""
+    """Return the running servers that use another ledger or policy file than these."""
     here = (os.path.normcase(home), os.path.normcase(policy))
     return [s for s in running() if (os.path.normcase(s.home), os.path.normcase(s.policy)) != here]
 
 
 def remember(home: Path) -> None:
-    """Note a folder whose ledger is in use. Raises OSError."""
+    """Record a folder whose ledger is in use. Raises OSError."""
     file = private_folder(folder() / "homes") / f"{hashlib.sha256(str(home).encode()).hexdigest()[:16]}.json"
     if file.exists():
         os.utime(file, (now := time.time(), now))
@@ -131,9 +131,9 @@ def known_homes() -> list[Path]:
 
 
 def _newest(where: Path, most: int) -> list[Path]:
-    """Return the entries of a folder by the time at which they were written, the latest first, bounded.
+    """Return up to `most` entries of a folder by modification time, the latest first.
 
-    A link, a pipe and another account's file are not entries. One that is removed meanwhile hides no other.
+    Links, pipes and files of other accounts are not entries. Entries removed meanwhile are skipped.
     """
     dated = []
     with contextlib.suppress(OSError), os.scandir(where) as entries:

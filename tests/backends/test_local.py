@@ -164,7 +164,7 @@ def test_a_silent_supervisor_is_stale() -> None:
     assert launch.observation(status).stale
 
 
-def test_a_cut_roster_proves_nothing(wording: Wording) -> None:
+def test_a_cut_manifest_proves_nothing(wording: Wording) -> None:
     with pytest.raises(WardenError) as refused:
         launch.manifest([{"path": "a", "size": 1}])
     wording(refused)
@@ -176,7 +176,7 @@ def test_a_cut_roster_proves_nothing(wording: Wording) -> None:
      '[{"path": "a", "size": -1}]\nEND', '[{"path": "a", "size": 1, "x": 1}]\nEND', '{"path": "a", "size": 1}\nEND',
      '[{"path": "\\ud800", "size": 1}]\nEND', "[" * 9999 + "\nEND", "\n" + "[" * 9999],
 )  # fmt: skip
-def test_a_roster_that_is_not_whole_proves_nothing(lines: str) -> None:
+def test_a_manifest_that_is_not_whole_proves_nothing(lines: str) -> None:
     end = '{"ok": true, "taken_at": 1.0, "files": 1, "missing": [], "skipped": [], "more_skipped": 0}'
     rows = '[{"path": "a", "size": 1}]\n[{"path": "b", "size": 2}]\n'
     assert [f.path for f in launch.fetched_manifest((rows + end).encode()).files] == ["a", "b"]

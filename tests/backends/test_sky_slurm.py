@@ -134,8 +134,8 @@ async def test_the_whole_life_of_a_cluster_and_its_jobs(
         over = await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED})
         assert (over.state, over.exit_code, over.meter) == (Job.FAILED, 3, True)
         assert (await backend.logs(handle)).text == "18\n"
-        roster = await backend.manifest(handle, ["out"])
-        assert b"".join([part async for part in backend.read(handle, roster.files[0])]) == b"hi\n"
+        listing = await backend.manifest(handle, ["out"])
+        assert b"".join([part async for part in backend.read(handle, listing.files[0])]) == b"hi\n"
         long = JobSpec(platform="sky/slurm", command=("sleep", "900"), timeout_s=900)
         second = await backend.submit(long, place, "two", secrets={})
         await until(backend, second, lambda o: o.state is Job.RUNNING and o.reason is not Code.ENGINE_STARTS)

@@ -308,9 +308,9 @@ async def test_the_same_over_ssh(cluster: Cluster, engine: SlurmEngine, tmp_path
         assert handle.place.host_key == sshd.host_key
         assert (await ended(far, handle)).state is Job.SUCCEEDED
         assert (await far.logs(handle)).text == "brought\n"
-        roster = await far.manifest(handle, ["out"])
-        assert [f.path for f in roster.files] == ["out/a"]
-        assert b"".join([part async for part in far.read(handle, roster.files[0])]) == b"hi\n"
+        listing = await far.manifest(handle, ["out"])
+        assert [f.path for f in listing.files] == ["out/a"]
+        assert b"".join([part async for part in far.read(handle, listing.files[0])]) == b"hi\n"
         assert (await far.limits(spec, place)).queue is not None
         assert await far.stop(handle) is StopResult.GONE
         assert await far.find(place, "w-far") == Known(handle)
@@ -368,9 +368,9 @@ async def test_a_fan_out_is_one_array_of_which_a_killed_task_is_queued_again_and
     runs.mkdir()
     (runs / "hold").touch()
     base = train(name="sweep", script=ONCE + TRAIN, env={"RUNS": str(runs)}, max_restarts=2)
-    roster = gridded(base, {"lr": ["1", "2", "3", "4", "5"]}, 0, max_machines=2)
+    listing = gridded(base, {"lr": ["1", "2", "3", "4", "5"]}, 0, max_machines=2)
     before = cluster.jobs("gw-j")  # other tests' jobs
-    found = await fan_out(ctx, roster)
+    found = await fan_out(ctx, listing)
     assert found.now is not None and len(found.now.live) == 5 and found.now.busy == 2 and found.now.cost == 0
     fan_id = found.now.fan.id
     (number,) = {row.partition("_")[0] for row in cluster.jobs(f"gw-{fan_id}-r1")}
@@ -392,9 +392,9 @@ async def test_a_fan_out_is_one_array_of_which_a_killed_task_is_queued_again_and
 
 @pytest.mark.prove
 async def test_a_fan_out_that_no_array_takes_is_refused_before_anything_is_sent(ctx: Context, cluster: Cluster) -> None:
-    roster = gridded(train(name="wide"), {"lr": [str(n) for n in range(102)]}, 0, max_machines=4)
+    listing = gridded(train(name="wide"), {"lr": [str(n) for n in range(102)]}, 0, max_machines=4)
     with pytest.raises(Refused, match="PF-ENG-008"):
-        await fan_out(ctx, roster)
+        await fan_out(ctx, listing)
     assert not ctx.ledger.events(kind="job.accepted")
 
 

@@ -129,9 +129,9 @@ async def test_the_gate_refuses_what_accounting_would_and_names_the_figure(
 async def test_a_fan_out_of_more_cells_than_may_be_submitted_is_refused_before_anything_is_sent(
     ctx: Context, accounted: Accounted
 ) -> None:
-    roster = gridded(train(name="wide"), {"lr": [str(n) for n in range(7)]}, 0, max_machines=2)
+    plan = gridded(train(name="wide"), {"lr": [str(n) for n in range(7)]}, 0, max_machines=2)
     with pytest.raises(Refused, match="PF-ENG-008") as refused:
-        await fan_out(ctx, roster)
+        await fan_out(ctx, plan)
     (block,) = [f for f in refused.value.findings if f.rule == "PF-ENG-008" and f.blocks]
     assert {"nlp", "6", "0", "7"} <= words(block)
     assert not ctx.ledger.events(kind="job.accepted") and not accounted.jobs("gw-f")

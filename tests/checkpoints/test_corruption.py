@@ -162,18 +162,18 @@ def test_an_intact_file_raises_no_alarm(intact: Path, kind: str, level: Level) -
 
 @pytest.mark.parametrize("bit", [0, 22, 30])
 def test_a_flipped_bit(intact: Path, kind: str, bit: int) -> None:
-    roster = Manifest.model_validate(manifest.take(intact.parent))
+    listing = Manifest.model_validate(manifest.take(intact.parent))
     flip(intact, bit)
     assert kind == "npz compressed" or verify(intact, Level.STRUCTURE).verdict is Verdict.PROVEN
     assert kind not in OWN_CRC or verify(intact, Level.CONTENT).verdict is Verdict.REFUTED
-    assert verify(intact.parent, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(intact.parent, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
 
 
 def test_a_zeroed_page(intact: Path, kind: str) -> None:
-    roster = Manifest.model_validate(manifest.take(intact.parent))
+    listing = Manifest.model_validate(manifest.take(intact.parent))
     zero(intact)
     assert kind not in OWN_CRC or verify(intact, Level.CONTENT).verdict is Verdict.REFUTED
-    assert verify(intact.parent, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(intact.parent, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize("cut", ["half", "last byte"])

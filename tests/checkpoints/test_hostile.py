@@ -359,10 +359,10 @@ def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path, wor
     (snapshot / "global_step1").mkdir(parents=True)
     blobs = tmp_path / "models--a--b/blobs"
     blobs.mkdir()
-    roster = {"files": [{"path": "global_step1/w.safetensors", "size": len(TENSOR)}]}
+    listing = {"files": [{"path": "global_step1/w.safetensors", "size": len(TENSOR)}]}
     files = {
         "latest": b"global_step1",
-        "gpuwarden-manifest.json": json.dumps(roster).encode(),
+        "gpuwarden-manifest.json": json.dumps(listing).encode(),
         "global_step1/w.safetensors": TENSOR,
     }
     for number, (name, content) in enumerate(files.items()):

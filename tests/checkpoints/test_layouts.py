@@ -114,7 +114,7 @@ def test_a_distributed_checkpoint(dcp: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_distributed_checkpoint_without_its_roster(dcp: Path, wording: Wording) -> None:
+def test_a_distributed_checkpoint_without_its_manifest(dcp: Path, wording: Wording) -> None:
     (dcp / ".metadata").unlink()
     wording(seen(verify(dcp, Level.STRUCTURE)), ".metadata")
 
@@ -328,13 +328,13 @@ def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
 
     state = {"w": np.random.default_rng(0).normal(size=(256, 256)).astype("f4"), "step": 7}
     ocp.PyTreeCheckpointer().save(tmp_path / "out" / "10", state)
-    roster = Manifest.model_validate(manifest.take(tmp_path / "out"))
-    report = verify(tmp_path / "out", Level.CONTENT, manifest=roster)
+    listing = Manifest.model_validate(manifest.take(tmp_path / "out"))
+    report = verify(tmp_path / "out", Level.CONTENT, manifest=listing)
     assert (report.verdict, report.step) == (Verdict.PROVEN, 10), seen(report)
     files = sorted(p for p in tmp_path.rglob("*") if p.is_file() and "json" not in p.name and p.stat().st_size > 64)
     for path in files:
         change(path, path.stat().st_size // 2)
-        assert verify(tmp_path / "out", Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED, path
+        assert verify(tmp_path / "out", Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED, path
         change(path, path.stat().st_size // 2)
     assert verify(tmp_path / "out", Level.CONTENT).verdict is Verdict.UNKNOWN
     for path in [p for p in files if p.suffix == ".ocdbt"]:

@@ -64,21 +64,21 @@ def no_alarm(root: Path, level: Level = Level.LOAD) -> Report:
 
 def alarms(root: Path, path: Path, *, own_crc: bool) -> None:
     """A flipped bit inside a tensor, a cut and a missing file are seen; a seal sees the bit where no CRC does."""
-    roster = Manifest.model_validate(manifest.take(root))
+    listing = Manifest.model_validate(manifest.take(root))
     at, size, data = inside(path), path.stat().st_size, path.read_bytes()
     flip(path, at)
     assert verify(root, Level.STRUCTURE).verdict is Verdict.PROVEN
     assert not own_crc or verify(root, Level.CONTENT).verdict is Verdict.REFUTED
-    assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(root, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     flip(path, at)
     for cut in (size - 1, size // 2, 0):
         os.truncate(path, cut)
         assert verify(root, Level.STRUCTURE).verdict is Verdict.REFUTED, cut
         path.write_bytes(data)
     path.unlink()
-    assert verify(root, Level.STRUCTURE, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(root, Level.STRUCTURE, manifest=listing).verdict is Verdict.REFUTED
     path.write_bytes(data)
-    assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.PROVEN
+    assert verify(root, Level.CONTENT, manifest=listing).verdict is Verdict.PROVEN
 
 
 # gloo's threads now and then abort a process that winds down; what was saved is whole by then, and is all we want.
@@ -298,9 +298,9 @@ def test_a_transformers_model_converted_to_gguf(tmp_path: Path, kind: str) -> No
     report = convert()
     assert report.verdict is Verdict.PROVEN, seen(report)
     assert any(f"{len(arrays):,}" in line for line in report.proved)
-    roster = Manifest.model_validate(manifest.take(target))
+    listing = Manifest.model_validate(manifest.take(target))
     flip(target, inside(target))
-    assert verify(target, Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(target, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     for lost, name in (
         ("blk.1.ffn_up.weight", "mlp.up_proj.weight"),
         ("blk.0.attn_norm.weight", "input_layernorm.weight"),
@@ -323,13 +323,13 @@ def test_orbax_of_a_flax_like_state(tmp_path: Path) -> None:
         for step in (1, 2):
             manager.save(step, args=ocp.args.StandardSave(state))
         manager.wait_until_finished()
-    roster = Manifest.model_validate(manifest.take(tmp_path / "out"))
-    report = verify(tmp_path / "out", Level.CONTENT, manifest=roster)
+    listing = Manifest.model_validate(manifest.take(tmp_path / "out"))
+    report = verify(tmp_path / "out", Level.CONTENT, manifest=listing)
     assert (report.verdict, report.step) == (Verdict.PROVEN, 2), seen(report)
     data = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and "/d/" in p.as_posix()]
     big = max(data, key=lambda p: p.stat().st_size)
     flip(big, big.stat().st_size // 2)
-    assert verify(tmp_path / "out", Level.CONTENT, manifest=roster).verdict is Verdict.REFUTED
+    assert verify(tmp_path / "out", Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
 
 
 # --------------------------------------------------------------------------------------------------------- deepspeed

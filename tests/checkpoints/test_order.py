@@ -78,8 +78,8 @@ def test_crcs_of_a_lone_large_archive_are_joined(
 def test_one_digest_is_compared_the_one_that_the_purpose_asks_for(tmp_path: Path) -> None:
     save_file({"w": np.ones((4, 4), "f4")}, tmp_path / "a.safetensors")
     taken = manifest.take(tmp_path)
-    roster = Manifest.model_validate(taken)
-    compared = verify(tmp_path, Level.CONTENT, manifest=roster).files[0]
+    listing = Manifest.model_validate(taken)
+    compared = verify(tmp_path, Level.CONTENT, manifest=listing).files[0]
     assert compared.sealed and "sha256" in " ".join(compared.proved)
     manifest.write(tmp_path, taken)
     beside = next(f for f in verify(tmp_path).files if f.path == "a.safetensors")

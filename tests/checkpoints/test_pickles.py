@@ -214,7 +214,7 @@ def test_a_pickle_in_another_member_is_not_proven(tmp_path: Path, member: str) -
     assert report.verdict is Verdict.UNKNOWN
 
 
-def roster(payload: bytes) -> bytes:
+def listing(payload: bytes) -> bytes:
     """A `.metadata` that lists nothing, with a further value in it."""
     made = name("torch.distributed.checkpoint.metadata", "Metadata") + b")\x81}("
     return b"\x80\x04" + made + text("storage_data") + b"}" + text("x") + payload + b"ub."
@@ -233,8 +233,8 @@ def roster(payload: bytes) -> bytes:
          + text("__init__") + b"\x86R", Verdict.UNKNOWN),
     ],
 )  # fmt: skip
-def test_a_roster_of_torch_distributed(tmp_path: Path, payload: bytes, verdict: Verdict) -> None:
-    (tmp_path / ".metadata").write_bytes(roster(payload))
+def test_a_manifest_of_torch_distributed(tmp_path: Path, payload: bytes, verdict: Verdict) -> None:
+    (tmp_path / ".metadata").write_bytes(listing(payload))
     report = verify(tmp_path / ".metadata", Level.STRUCTURE)
     assert report.verdict is verdict, seen(report)
 

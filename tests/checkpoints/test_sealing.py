@@ -73,7 +73,7 @@ def start(folder: Path, text: str, **more: Any) -> None:
     assert answer["ok"], answer
 
 
-def roster(folder: Path) -> dict[str, dict[str, Any]]:
+def listing(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["path"]: row for row in call("manifest", folder, {"paths": ["out"]}) if "path" in row}
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
     assert str(place) in rows
-    known = roster(folder)
+    known = listing(folder)
     row = known["out/checkpoint-1/model.safetensors"]
     assert row["seal"] == {k: rows[str(place)][k] for k in ("sha256", "sealed_at", "mac")}
     assert row["sha256"] == row["seal"]["sha256"], "what is there now is what was saved"
@@ -112,12 +112,12 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
     eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = folder / "work/out/checkpoint-1/model.safetensors"
-    before, times = roster(folder)["out/checkpoint-1/model.safetensors"], place.stat()
+    before, times = listing(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
     data[-2] ^= 4
     place.write_bytes(data)
     os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # the kernel's time of change tells it all the same
-    row = roster(folder)["out/checkpoint-1/model.safetensors"]
+    row = listing(folder)["out/checkpoint-1/model.safetensors"]
     assert "seal" not in row and row["sha256"] != before["sha256"]
 
 
@@ -134,7 +134,7 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path,
     size, mtime, ctime = seal_log.stamp_of(str(place)) or (0, 0, 0)
     same = {**sealed, "size": size, "mtime_ns": mtime, "ctime_ns": ctime}
     seal_log.add(folder / "seals.jsonl", [{**same, "mac": seal_log.mac(KEY.encode(), same)}])
-    row = roster(folder)["out/checkpoint-1/model.safetensors"]
+    row = listing(folder)["out/checkpoint-1/model.safetensors"]
     assert row["seal"]["sha256"] == sealed["sha256"] != row["sha256"], "what was saved, and what is there now"
     *_, found, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
     assert last["ok"]
@@ -170,7 +170,7 @@ def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path, pyz: object)
     eventually(lambda: over(folder))
     assert observe(str(folder))["state"] == "succeeded"
     assert not (folder / "seals.jsonl").exists()
-    assert "seal" not in roster(folder)["out/checkpoint-1/model.safetensors"]
+    assert "seal" not in listing(folder)["out/checkpoint-1/model.safetensors"]
 
 
 @pytest.mark.prove
@@ -271,14 +271,14 @@ FORGED: list[dict[str, Any]] = [
 
 @pytest.mark.prove
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_forged_line_stops_neither_roster_nor_look(folder: Path, forged: dict[str, Any]) -> None:
+def test_a_forged_line_stops_neither_manifest_nor_look(folder: Path, forged: dict[str, Any]) -> None:
     """The job may write the book. What makes no sense there is passed over, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(600)")
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
     place = str(folder / "work/out/checkpoint-1/model.safetensors")
     with (folder / "seals.jsonl").open("a") as out:
         out.write("\n" + json.dumps({**rows[place], **forged}) + "\n")
-    assert roster(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == rows[place]["sha256"]
+    assert listing(folder)["out/checkpoint-1/model.safetensors"]["sha256"] == rows[place]["sha256"]
     *_, last = call("examine", folder, {"paths": ["out"], "archive": checker()[0], "seconds": 30})
     assert last["ok"], last
 

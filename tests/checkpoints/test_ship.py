@@ -66,8 +66,8 @@ def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python
     answer = shipped(python, pyz, "examine", str(root))
     assert {f["verdict"] for f in answer[0]["files"]} == {"proven"}
     assert [f["step"] for f in answer[0]["folders"] if f["checkpoint"]] == [10]
-    roster = Manifest.model_validate(shipped(python, pyz, "manifest", str(root))[0])
-    assert verify(root, Level.CONTENT, manifest=roster).verdict is Verdict.PROVEN
+    listing = Manifest.model_validate(shipped(python, pyz, "manifest", str(root))[0])
+    assert verify(root, Level.CONTENT, manifest=listing).verdict is Verdict.PROVEN
 
 
 def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path, wording: Wording) -> None:

@@ -62,12 +62,12 @@ def test_a_whole_run_is_proven_and_says_what_was_not_checked(run: Path, level: L
 
 
 def test_a_flipped_bit_is_invisible_without_a_manifest_and_refuted_with_one(run: Path, wording: Wording) -> None:
-    roster = taken(run)
+    listing = taken(run)
     flip(run / "checkpoint-10/model.safetensors", 4000)
     blind = verify(run, Level.CONTENT)
     assert blind.verdict is Verdict.PROVEN
     wording(blind.not_checked[0])
-    seeing = verify(run, Level.CONTENT, manifest=roster)
+    seeing = verify(run, Level.CONTENT, manifest=listing)
     assert seeing.verdict is Verdict.REFUTED
     wording(lines(seeing), "checkpoint-10/model.safetensors", "sha256")
 
@@ -82,35 +82,37 @@ def test_a_manifest_written_beside_a_checkpoint_is_found(run: Path) -> None:
 
 
 def test_a_file_gone_since_the_manifest_is_a_problem(run: Path) -> None:
-    roster = taken(run)
+    listing = taken(run)
     (run / "train.log").unlink()
-    report = verify(run, Level.STRUCTURE, manifest=roster)
+    report = verify(run, Level.STRUCTURE, manifest=listing)
     assert report.verdict is Verdict.REFUTED
     assert "train.log" in lines(report)
 
 
 def test_files_that_the_manifest_does_not_know_do_not_count(run: Path) -> None:
-    roster = taken(run)
+    listing = taken(run)
     (run / "old.safetensors").write_bytes(b"torn")
-    report = verify(run, Level.CONTENT, manifest=roster)
+    report = verify(run, Level.CONTENT, manifest=listing)
     assert report.verdict is Verdict.PROVEN
     assert "old.safetensors" in " ".join(report.not_checked)
 
 
 def test_a_manifest_without_digests_leaves_it_unknown(run: Path) -> None:
-    roster = taken(run)
-    bare = roster.model_copy(
+    listing = taken(run)
+    bare = listing.model_copy(
         update={
-            "files": tuple(f.model_copy(update={"sha256": None, "xxh3_128": None, "crc32": None}) for f in roster.files)
+            "files": tuple(
+                f.model_copy(update={"sha256": None, "xxh3_128": None, "crc32": None}) for f in listing.files
+            )
         }
     )
     assert verify(run, Level.CONTENT, manifest=bare).verdict is Verdict.UNKNOWN
 
 
 def test_a_part_of_a_run_is_compared_with_its_part_of_the_manifest(run: Path) -> None:
-    roster = taken(run.parent)
+    listing = taken(run.parent)
     part = run / "checkpoint-10"
-    report = verify(part, Level.CONTENT, manifest=roster, under="outputs/checkpoint-10")
+    report = verify(part, Level.CONTENT, manifest=listing, under="outputs/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, lines(report)
     assert {f.path for f in report.files} == {"model.safetensors", "trainer_state.json"}
 
@@ -229,8 +231,8 @@ def test_a_checkpoint_of_everything_but_weights(run: Path, wording: Wording) -> 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:
-    roster = taken(run)
-    kept = roster.model_copy(update={"files": tuple(f for f in roster.files if "checkpoint-10" not in f.path)})
+    listing = taken(run)
+    kept = listing.model_copy(update={"files": tuple(f for f in listing.files if "checkpoint-10" not in f.path)})
     (run / "checkpoint-10/trainer_state.json").unlink()
     os.truncate(run / "checkpoint-10/model.safetensors", 100)
     (run / "checkpoint-5").mkdir()

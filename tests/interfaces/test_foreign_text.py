@@ -104,8 +104,8 @@ class HostileMachine(PretendBackend):
         text = f"{hostile('log')}\ntorch.cuda.OutOfMemoryError: CUDA out of memory. {hostile('line')}\n"
         return LogChunk(text=text[:limit], next=len(text), size=len(text))
 
-    def _roster(self, handle: Handle, paths: Any, *, digests: bool) -> Manifest:
-        rows = super()._roster(handle, paths, digests=digests)
+    def _listed(self, handle: Handle, paths: Any, *, digests: bool) -> Manifest:
+        rows = super()._listed(handle, paths, digests=digests)
         extra = Artifact(path=f"out/{file_name('output')}.pt", size=1, sha256="0" * 64 if digests else None)
         skipped = (hostile("skipped"),)
         return rows.model_copy(

@@ -327,15 +327,15 @@ class BackendContract(EngineContract):
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == "token=***\n"
 
-    async def test_the_roster_names_files_gaps_and_leavings(self, backend: Backend, place: Place) -> None:
+    async def test_the_manifest_names_files_gaps_and_leavings(self, backend: Backend, place: Place) -> None:
         text = "mkdir -p out/deep; printf abc > out/deep/a; ln -s /etc/passwd out/link; mkfifo out/pipe; printf x > one"
         handle = await backend.submit(shell(text), place, "t-files", secrets={})
         await ended(backend, handle)
-        roster = await backend.manifest(handle, ["out", "one", "none"])
-        assert [(f.path, f.size) for f in roster.files] == [("out/deep/a", 3), ("one", 1)]
-        assert roster.files[0].sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        assert roster.missing == ("none",)
-        assert [s.partition(":")[0] for s in roster.skipped] == ["out/link", "out/pipe"]
+        listing = await backend.manifest(handle, ["out", "one", "none"])
+        assert [(f.path, f.size) for f in listing.files] == [("out/deep/a", 3), ("one", 1)]
+        assert listing.files[0].sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        assert listing.missing == ("none",)
+        assert [s.partition(":")[0] for s in listing.skipped] == ["out/link", "out/pipe"]
         listed = await backend.list_files(handle, ["out"])
         assert [(f.path, f.sha256) for f in listed.files] == [("out/deep/a", None)]
 

@@ -27,6 +27,7 @@ from gpuwarden.ledger.events import (
     ArtifactsPulled,
     Body,
     CancelRequested,
+    FanOutAccepted,
     LeaseEnded,
     ReceiptIssued,
     Unrecognized,
@@ -210,6 +211,21 @@ def test_an_older_version_is_brought_to_the_present_shape(first_schema: Path) ->
     assert all(e.data.taken == (e.body["answer"] == "taken") for e in sent)
     assert {e.data.taken for e in sent} == {True, False}
     assert all(e.data.why == e.body["answer"] for e in sent if not e.data.taken)
+
+
+def test_what_was_stored_under_an_earlier_name_is_read() -> None:
+    granted = decode("approval.granted", 1, {"channel": "standing_order", "end_when_proven": "stop"})
+    assert isinstance(granted, ApprovalGranted)
+    assert (granted.channel, granted.auto_teardown) == ("automatic_teardown", "stop")
+    spec = {"platform": "runpod", "command": ["true"], "outputs": ["out"], "keep": "s3://runs/a"}
+    plan = {"base": {"platform": "local", "script": "print()"}, "search": {"space": {"lr": "1..9"}, "trials": 2}}
+    receipt = {"spec_digest": "d", "facts_digest": "f", "expires_at": 1.0, "keep": "s3://runs/a", "spec": spec}
+    issued = decode("receipt.issued", 1, receipt | {"roster": plan})
+    assert isinstance(issued, ReceiptIssued) and issued.spec is not None and issued.plan is not None
+    assert issued.artifact_store == issued.spec.artifact_store == "s3://runs/a"
+    assert issued.plan.base.platform == "local"
+    began = decode("fanout.accepted", 1, {"roster": plan, "receipt": "r", "folder": "/f"})
+    assert isinstance(began, FanOutAccepted) and began.plan.base.platform == "local"
 
 
 def test_a_newer_version_of_an_event_is_not_guessed_at(tmp_path: Path, wording: Wording) -> None:

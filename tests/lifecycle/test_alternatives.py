@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.fan_out import Roster, cells_of
+from gpuwarden.core.fan_out import FanOutPlan, cells_of
 from gpuwarden.core.models import Choice, JobSpec, Resources
 from gpuwarden.core.policy import Caps, Policy
 from gpuwarden.core.states import Job
@@ -239,7 +239,7 @@ def test_an_older_job_has_the_digest_that_it_had() -> None:
 def test_a_fan_out_has_one_platform(wording: Wording) -> None:
     base = JobSpec(platform=FIRST, script="print(1)", alternatives=(SECOND,))
     with pytest.raises(ValidationError) as refused:
-        Roster(base=base, cells=cells_of(base, [{"lr": "1"}]))
+        FanOutPlan(base=base, cells=cells_of(base, [{"lr": "1"}]))
     wording(refused.value.errors()[0]["ctx"]["error"])
 
 

@@ -255,19 +255,19 @@ async def test_other_bytes_are_another_job(ctx: Context, near: Path, tmp_path: P
 
 
 def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: Path, wording: Wording) -> None:
-    roster = listed(near, "data.txt").files
+    listing = listed(near, "data.txt").files
     (near / "data.txt").write_text("SOME DATA\n")
     with pytest.raises(Conflict, match=r"data\.txt"):
-        stage(tmp_path / "store", near, roster)
+        stage(tmp_path / "store", near, listing)
     assert not list((tmp_path / "store").iterdir())
     (near / "data.txt").write_text("some data\n")
-    stage(tmp_path / "store", near, roster)
-    (kept,) = staged(tmp_path / "store", roster).values()
+    stage(tmp_path / "store", near, listing)
+    (kept,) = staged(tmp_path / "store", listing).values()
     assert kept.read_text() == "some data\n" and stat.S_IMODE(kept.stat().st_mode) == 0o400
     kept.unlink()
     kept.write_text("sOmE dAtA\n")
     with pytest.raises(BadRequest) as refused:
-        staged(tmp_path / "store", roster)
+        staged(tmp_path / "store", listing)
     wording(refused, "data.txt")
     sweep(tmp_path / "store", ())
     assert not list((tmp_path / "store").iterdir())

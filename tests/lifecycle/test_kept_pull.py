@@ -72,7 +72,7 @@ async def test_a_parked_machine_stays_off_where_the_store_has_the_last_word(kit:
 
 
 @pytest.mark.slow
-async def test_a_standing_order_ends_a_parked_machine_without_a_start(ordered: Kit) -> None:
+async def test_automatic_teardown_ends_a_parked_machine_without_a_start(ordered: Kit) -> None:
     job = await ordered.night()
     ordered.keeps(job)
     for _ in range(30):

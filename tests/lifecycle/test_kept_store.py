@@ -234,10 +234,10 @@ async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tm
     handle: Any = SimpleNamespace(backend="local")
     job: Any = SimpleNamespace(id="j1", outputs=("out",))
     seal = SealLine(sha256=good, sealed_at=2.0, mac=seal_log.mac(job_key(ctx, "j1").encode(), line))
-    roster = Manifest(taken_at=3.0, files=(listed.model_copy(update={"seal": seal}),))
+    listing = Manifest(taken_at=3.0, files=(listed.model_copy(update={"seal": seal}),))
 
     async def digest() -> str | None:
-        return (await machine_digests(ctx, job, handle, roster)).files[0].sha256
+        return (await machine_digests(ctx, job, handle, listing)).files[0].sha256
 
     assert await digest() is None  # neither is believed
     fresh["now"] = listed.model_copy(update={"sha256": good})

@@ -80,7 +80,7 @@ async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: Parked) 
     assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, digest)
 
 
-async def test_a_standing_orders_grace_passes_before(tmp_path: Path, processes: Processes) -> None:
+async def test_the_grace_of_automatic_teardown_passes_before(tmp_path: Path, processes: Processes) -> None:
     house = Parked(tmp_path / "home", processes, "terminate", minutes=1)
     park = house.handle(await house.started()).place.park
     assert park is not None and park.after_s == 10 * 60 + 300
@@ -195,7 +195,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: Parked) -> Non
 
 
 @pytest.mark.slow
-async def test_a_standing_order_is_carried_out_in_the_morning(ordered: Parked) -> None:
+async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: Parked) -> None:
     job = await ordered.asleep()
     for _ in range(24):
         await ordered.round(60)

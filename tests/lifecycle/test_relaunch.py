@@ -248,14 +248,14 @@ async def test_the_watch_makes_the_copy_while_the_job_runs(house: Allowed) -> No
 
 async def test_a_checkpoint_that_is_being_written_is_copied_later(house: Allowed) -> None:
     job = await house.running()
-    listing = house.backend._roster
+    listing = house.backend._listed
 
     def busy(*args: object, **how: object) -> object:
         found = listing(*args, **how)  # type: ignore[arg-type]
         large = tuple(file.model_copy(update={"size": 1 << 30, "mtime_ns": 99 * 10**9}) for file in found.files)
         return found.model_copy(update={"taken_at": 100.0, "files": large})
 
-    with patch.object(house.backend, "_roster", busy):
+    with patch.object(house.backend, "_listed", busy):
         await house.watcher.keeper.round()
     assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled") and not house.watcher.keeper.trouble
     house.clock.advance(61)

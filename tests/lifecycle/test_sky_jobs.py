@@ -12,7 +12,7 @@ import pytest
 
 from fakes import FakeClock
 from gpuwarden.core.errors import NotSupported, Refused, Unreachable
-from gpuwarden.core.fan_out import Roster, cells_of, grid
+from gpuwarden.core.fan_out import FanOutPlan, cells_of, grid
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Caps
 from gpuwarden.core.reasons import Code
@@ -126,8 +126,8 @@ async def test_a_fan_out_runs_on_managed_jobs_and_every_cell_is_proven(ctx: Cont
     before = len(sky_server.managed_jobs)
     base = training("", command=(), script=f"{SAVE}save(10)\n", timeout_s=60)
     cells = cells_of(base, grid({"lr": ["1e-5", "3e-5"]}, 2))
-    roster = Roster(base=base, cells=cells, max_machines=2, max_cost_usd=100.0)
-    done = await fan_out(ctx, roster, receipt=(await fan_out(ctx, roster)).receipt)
+    plan = FanOutPlan(base=base, cells=cells, max_machines=2, max_cost_usd=100.0)
+    done = await fan_out(ctx, plan, receipt=(await fan_out(ctx, plan)).receipt)
     assert done.now is not None
     fan = done.now.fan.id
     with anyio.fail_after(500):

@@ -222,14 +222,14 @@ async def test_no_yes_makes_a_platform_have_a_stop(house: House, wording: Wordin
 
 async def test_a_stop_loses_what_is_in_memory(house: House) -> None:
     job = await house.proven()
-    whole, listed = house.backend._roster, "/dev/shm/out/model"
+    whole, listed = house.backend._listed, "/dev/shm/out/model"
 
-    def roster(handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
+    def listing(handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
         rows = whole(handle, paths, digests=digests)
         added = rows.files[0].model_copy(update={"path": listed})
         return rows.model_copy(update={"files": (*rows.files, added)})
 
-    with patch.object(house.backend, "_roster", roster):
+    with patch.object(house.backend, "_listed", listing):
         view = await house.asks(job, "stop")
     assert [(file.path, file.tier) for file in view.dying] == [(listed, "memory")]
     assert [file.path for file in view.kept] == ["out/model"] and any(f.blocks for f in view.findings)

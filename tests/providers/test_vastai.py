@@ -15,7 +15,7 @@ from gpuwarden.core.guidance import manual_text
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.lifecycle.execution.provisioning import provisioning, tend
+from gpuwarden.lifecycle.execution.provisioning import provisioning, refresh_lease
 from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.providers.base import Bidder
@@ -137,7 +137,7 @@ class TestVast(CloudContract):
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
         for _ in range(8):
-            await tend(desk.ctx, desk.lease_id)
+            await refresh_lease(desk.ctx, desk.lease_id)
             await rig.settle()
         assert rig.rented() == [] and desk.lease.state is Lease.STOPPED
         desk.ctx.ledger.close()

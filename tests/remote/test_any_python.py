@@ -110,7 +110,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.slow
-async def test_roster_and_small_files_come_with_one_command_and_no_probe(
+async def test_manifest_and_small_files_come_with_one_command_and_no_probe(
     sshd: Sshd, tmp_path: Path, commands: list[list[str]]
 ) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
@@ -135,7 +135,7 @@ async def test_roster_and_small_files_come_with_one_command_and_no_probe(
 
 
 @pytest.mark.slow
-async def test_a_file_that_changes_behind_its_roster_is_not_taken_for_it(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_file_that_changes_behind_its_manifest_is_not_taken_for_it(sshd: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
     handle = await finished(backend, tmp_path, "mkdir o; for i in $(seq 40); do echo $i > o/$i; done")
     work = Path(handle.run_dir) / "work"

@@ -16,7 +16,7 @@ import pytest
 
 from contract_backend import ended, shell
 from cutting import CuttingProxy, NoWait
-from gpuwarden.backends.base import roster, source
+from gpuwarden.backends.base import list_artifacts, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.errors import Unreachable
 from gpuwarden.core.models import Handle, Known, Place
@@ -58,7 +58,7 @@ async def cut_pull(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path, *, cuts: int, large: int, small: int
 ) -> None:
     handle = await outputs(backend, far(proxy, tmp_path), large, small)
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     rng = random.Random(7)
     points = iter([rng.randrange(20_000, 2 * listed.bytes // cuts) for _ in range(cuts)])
     before = proxy.down
@@ -203,7 +203,7 @@ class Course:
         assert state in {Job.RUNNING, Job.SUCCEEDED}
         await soon(partial(succeeded, self.backend, handle))
         assert (Path(handle.run_dir) / "count").read_text() == "run\n"
-        listed = await roster(self.backend, handle, ["o"])
+        listed = await list_artifacts(self.backend, handle, ["o"])
         even = [rng.randrange(20_000, 2 * size // cuts) for _ in range(cuts)]
         got = await self.stage(
             "pull",

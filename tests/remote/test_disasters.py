@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from contract_backend import ended, shell
-from gpuwarden.backends.base import SealingSource, roster, source
+from gpuwarden.backends.base import SealingSource, list_artifacts, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.checkpoints.sealing import seal_log
 from gpuwarden.core.clock import SystemClock
@@ -101,7 +101,7 @@ async def test_a_disk_that_fills_during_a_pull_is_said_and_the_next_pull_goes_on
     wording: Wording,
 ) -> None:
     handle = await job(backend, tmp_path, text)
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     folder = disk(options)
     here = folder / "here"
     full = Meddling(backend, handle, lambda: fill(folder))
@@ -183,7 +183,7 @@ async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
     backend: SshBackend, tmp_path: Path, change: Callable[[Path], None], size: int
 ) -> None:
     handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a; echo fine > o/b")
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     change(Path(handle.run_dir) / "work/o/a")
     got = await receive(source(backend, handle), listed, tmp_path / "here")
     assert [p.path for p in got.problems] == ["o/a"]
@@ -195,7 +195,7 @@ async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
 @pytest.mark.slow
 async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, f"head -c {2 * LARGE} /dev/zero > o/a")
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     path, done = Path(handle.run_dir) / "work/o/a", []
 
     class Growing(SealingSource):
@@ -226,7 +226,7 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
     row["sealed_at"] = path.stat().st_mtime
     row["mac"] = seal_log.mac(job_key(house, "job").encode(), row)
     seal_log.add(Path(handle.run_dir) / "seals.jsonl", [row])
-    listed = believed(house, "job", await roster(backend, handle, ["o"]))
+    listed = believed(house, "job", await list_artifacts(backend, handle, ["o"]))
     assert listed.files[0].sealed_at
     if written:
         path.write_bytes(b"1" * size)
@@ -238,14 +238,14 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
 @pytest.mark.slow
 async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, "for i in 1 2 3 4; do echo file $i > o/$i; done")
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     here = tmp_path / "here"
     left = here / STAGING / "tree/o"
     left.mkdir(parents=True)
     (left / "1").write_text("file 1\n")
     (left / "2").write_text("torn??\n")
     (left / "3").write_text("fi")
-    (left / "stranger").write_text("of another roster")
+    (left / "stranger").write_text("of another listing")
     (left / "4").symlink_to("/etc/passwd")
     got = await receive(source(backend, handle), listed, here)
     assert got.complete and got.bytes_skipped == 7
@@ -258,7 +258,7 @@ async def test_a_link_in_the_place_of_the_tree_is_refused(
     backend: SshBackend, tmp_path: Path, wording: Wording
 ) -> None:
     handle = await job(backend, tmp_path, "for i in 1 2; do echo file $i > o/$i; done")
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     here, outside = tmp_path / "here", tmp_path / "outside"
     (here / STAGING).mkdir(parents=True)
     outside.mkdir()
@@ -272,7 +272,7 @@ async def test_a_link_in_the_place_of_the_tree_is_refused(
 @pytest.mark.slow
 async def test_small_files_never_go_through_a_link_of_the_destination(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, "mkdir o/sub; for i in 1 2; do echo $i > o/$i; echo $i > o/sub/$i; done")
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     here, outside = tmp_path / "here", tmp_path / "outside"
     (here / "o").mkdir(parents=True)
     outside.mkdir()
@@ -297,7 +297,7 @@ async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
         ran = await (await backend._at(Place(platform="ssh", host="box", run_root="/tmp"))).ssh.run(["echo", "hi"])
         need("bash as this user's shell", b"quota" in ran.err)
         handle = await job(backend, tmp_path, f"head -c {LARGE} /dev/urandom > o/large; echo s > o/small")
-        listed = await roster(backend, handle, ["o"])
+        listed = await list_artifacts(backend, handle, ["o"])
         got = await receive(source(backend, handle), listed, tmp_path / "here")
         assert got.complete and len(got.files) == 2
         pushed = await push((await backend._at(handle.place)).ssh, {"a": rc}, str(tmp_path / "far"))
@@ -331,7 +331,7 @@ async def test_holes_stay_holes_in_a_pull(backend: SshBackend, tmp_path: Path, b
     text = f"{some}; truncate -s 9000001 o/a; {some}; truncate -s 19M o/a"
     handle = await job(backend, tmp_path, text)
     path = Path(handle.run_dir) / "work/o/a"
-    listed = await roster(backend, handle, ["o"])
+    listed = await list_artifacts(backend, handle, ["o"])
     here = tmp_path / "here"
     if begun:
         (here / STAGING).mkdir(parents=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.core.fan_out import Roster, cells_of, grid, queue_spec
+from gpuwarden.core.fan_out import FanOutPlan, cells_of, grid, queue_spec
 from gpuwarden.core.models import JobSpec, Place
 from gpuwarden.remote import cell_queue, launch
 
@@ -42,9 +42,9 @@ def _prepared(folder: Path, seeds: list[str], **changes: Any) -> tuple[list[str]
         {"platform": "local", "script": CELL, "args": (str(folder / "said"),), "timeout_s": 60, "outputs": ("out",)}
         | changes
     )
-    roster = Roster(base=base, cells=cells_of(base, grid({"seed": seeds})))
+    plan = FanOutPlan(base=base, cells=cells_of(base, grid({"seed": seeds})))
     place = Place(platform="local", run_root=str(folder))
-    ready = launch.prepare(queue_spec(roster, roster.cells, "q"), place, str(folder), (sys.executable,))
+    ready = launch.prepare(queue_spec(plan, plan.cells, "q"), place, str(folder), (sys.executable,))
     for name, content in ready.files.items():
         (folder / name).write_bytes(content)
     (folder / "work").mkdir()

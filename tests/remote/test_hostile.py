@@ -1,4 +1,4 @@
-"""A thousand hostile names and values through everything that travels: launch, log, roster, pull and push.
+"""A thousand hostile names and values through everything that travels: launch, log, listing, pull and push.
 
 Each is data all the way. A canary, which any of them would make if a shell ever read it, is never made.
 """
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from contract_backend import until
-from gpuwarden.backends.base import roster, source
+from gpuwarden.backends.base import list_artifacts, source
 from gpuwarden.backends.ssh import SshBackend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import WardenError
@@ -98,7 +98,7 @@ async def travel(backend: SshBackend, sshd: Sshd, tmp_path: Path, values: list[s
     assert seen.state is Job.SUCCEEDED, log.text
     assert json.loads(log.text.splitlines()[0]) == values
     assert values[0].splitlines()[0] in log.text if values[0].strip() else True
-    listed = await roster(backend, handle, spec.outputs)
+    listed = await list_artifacts(backend, handle, spec.outputs)
     made = sorted(os.listdir(Path(handle.run_dir) / "work/o"))
     assert len(listed.files) + len([s for s in listed.skipped if s.startswith("o/")]) == len(made)
     got = await receive(source(backend, handle), listed, tmp_path / "here")

@@ -141,7 +141,7 @@ async def test_an_early_failure_is_not_raised_after_a_close(
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_a_push_that_refuses_its_roster_leaves_no_failure_to_the_next_call(
+async def test_a_push_that_refuses_its_manifest_leaves_no_failure_to_the_next_call(
     box: Ssh, monkeypatch: pytest.MonkeyPatch, closed_port: int, tmp_path: Path, late: bool
 ) -> None:
     login, port = SlowLogin(box, monkeypatch), box.endpoint.port

@@ -53,15 +53,15 @@ HOSTILE = ["a b", "-rf", "$(touch canary)", "`touch canary`", "quote'\"s", "back
 
 async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, python: str | None, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=100_000, empty=0)
-    roster = {"a": files["a"], "empty": files["empty"], **dict.fromkeys(HOSTILE, files["a"])}
+    listing = {"a": files["a"], "empty": files["empty"], **dict.fromkeys(HOSTILE, files["a"])}
     far = tmp_path / "far folder"
-    got = await push(box, roster, str(far), python=python)
+    got = await push(box, listing, str(far), python=python)
     assert got.bytes_sent == 100_000 * (len(HOSTILE) + 1)
-    for name, path in roster.items():
+    for name, path in listing.items():
         assert (far / name).read_bytes() == path.read_bytes()
     assert not [p for p in far.rglob("*") if p.name.endswith(".part")]
     assert not list(tmp_path.rglob("canary"))
-    again = await push(box, roster, str(far), python=python)
+    again = await push(box, listing, str(far), python=python)
     assert (again.bytes_sent, again.bytes_skipped) == (0, got.bytes_sent)
 
 

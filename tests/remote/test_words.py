@@ -32,7 +32,7 @@ def test_a_refusal_of_a_machine_is_one_plain_line() -> None:
 
 @pytest.mark.parametrize("text", ['{"path": "\\ud800"}', '{"\\uDFFF": 1}', '{"a": [{"b": "x\\udc80"}]}'])
 def test_half_a_character_is_no_answer(text: str) -> None:
-    """No ledger stores it and no digest has it: a roster with one would let no request for an end be judged."""
+    """No ledger stores it and no digest has it: a manifest with one would let no request for an end be judged."""
     with pytest.raises(BadReply):
         parse(text.encode())
 
@@ -58,7 +58,7 @@ async def test_a_process_that_is_no_number_is_a_bad_reply(tmp_path: Path, pid: s
         server.stop()
 
 
-async def test_a_roster_without_end_is_no_answer_and_holds_nothing_up() -> None:
+async def test_a_manifest_without_end_is_no_answer_and_holds_nothing_up() -> None:
     """The watch goes on while a long one is read."""
     row = b'{"path": "out/a", "size": 1}\n'
     with pytest.raises(BadReply, match="210,000"):

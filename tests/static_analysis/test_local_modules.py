@@ -21,8 +21,8 @@ HEADER = '# /// script\n# requires-python = ">=3.11"\n# dependencies = [{}]\n# /
 
 def found(root: Path, text: str, *files: str, command: tuple[str, ...] = ()) -> dict[str, str]:
     spec = JobSpec(platform="local", command=command) if command else JobSpec(platform="local", script=text)
-    roster = [InputFile(path=name, size=1, sha256="") for name in files]
-    return dict(local_modules(root, spec, read_script(text, files=files), roster))
+    listing = [InputFile(path=name, size=1, sha256="") for name in files]
+    return dict(local_modules(root, spec, read_script(text, files=files), listing))
 
 
 def put(root: Path, **files: str) -> None:

@@ -1,11 +1,11 @@
-"""Speak with a dstack server over its REST API: the parts of its replies that are read, a method for each question.
+"""Call a dstack server over its REST API: models for the relevant parts of its replies, and one method per request.
 
-dstack's Python package is not used. Its client sets no time limit, sends a request again after a lost connection, the
-one that starts a run included, and reserves ports and opens SSH tunnels by itself.
+dstack's Python package is not used. Its client sets no time limit, repeats a request after a lost connection, even one
+that starts a run, and reserves ports and opens SSH tunnels on its own.
 
-Requests name no client version, so that the server answers in its own newest form. A server older than `OLDEST` is
-refused: it has other requests. A list of a project that the token may not see is empty, so the project is asked
-for by a request that refuses, before an empty list is believed.
+Requests name no client version, so that the server answers in its newest form. A server older than `OLDEST` is
+refused, because its API differs. dstack returns an empty list for a project that the token can't read, so before an
+empty list is accepted, another request checks that the project is accessible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.providers._http import Api, ApiClient, ApiResponse, Ident, Respon
 
 T = TypeVar("T")
 OLDEST: Final = (0, 21)
-"""The first version that this was read for. Its runs start in fleets only."""
+"""The oldest supported version. Its runs start only in fleets."""
 PAGE: Final = 100
 MAX_PAGES: Final = 100
 JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
@@ -38,7 +38,7 @@ class InstanceType(ResponseModel):
 
 
 class Offer(ResponseModel):
-    """One machine that a run could get, and its price in USD an hour."""
+    """One machine that a run could get, and its price in USD per hour."""
 
     backend: str
     region: str
@@ -48,7 +48,7 @@ class Offer(ResponseModel):
 
 
 class JobPlan(ResponseModel):
-    """The offers for one job of a run, in the order in which dstack tries them."""
+    """The offers for one job of a run, in the order that dstack tries them."""
 
     offers: tuple[Offer, ...]
 
@@ -61,7 +61,7 @@ class Plan(ResponseModel):
 
 
 class Provisioned(ResponseModel):
-    """The machine that a submission got. `instance_id` is the cloud's own."""
+    """The machine of a submission. `instance_id` is the id at the cloud."""
 
     backend: str
     instance_id: str
@@ -72,7 +72,7 @@ class Provisioned(ResponseModel):
 
 
 class Submission(ResponseModel):
-    """One start of a job. dstack makes another one where its own `retry` says so."""
+    """One start of a job. dstack creates another one if its own `retry` applies."""
 
     id: Ident
     status: str
@@ -102,7 +102,7 @@ class _Fleet(ResponseModel):
 
 
 class Run(ResponseModel):
-    """One run. A name is given to another run once the first has ended; the id never is."""
+    """One run. After a run has ended, another run can have its name but never its id."""
 
     id: Ident
     project_name: str
@@ -123,13 +123,13 @@ class Run(ResponseModel):
 
     @property
     def attempt(self) -> int:
-        """Return which attempt of gpuwarden's it is."""
+        """Return the number of gpuwarden's attempt."""
         text = self.tags.get(ATTEMPT, "1")
         return int(text) if re.fullmatch(r"[1-9]\d{0,5}", text) else 1
 
     @property
     def ended(self) -> bool:
-        """Return whether dstack says that it has ended."""
+        """Return whether dstack reports that the run has ended."""
         return self.status in ENDED
 
     @property
@@ -165,7 +165,7 @@ class Fleet(ResponseModel):
 
 
 class Gateway(ResponseModel):
-    """A machine that publishes services, and bills for as long as it exists."""
+    """A machine that publishes services, and is billed as long as it exists."""
 
     id: Ident
     name: str
@@ -190,15 +190,15 @@ class _Info(ResponseModel):
 
 
 class _User(ResponseModel):
-    username: str  # the reply has the user's token and private key as well, which are not read
+    username: str  # the reply also has the user's token and private key, which are not read
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Return the error of a refusal that dstack names by a code."""
+    """Return the error for a refusal that has a code of dstack."""
     if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
         return NotFound(f"dstack has no such thing: {said}")
     if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
-        return NotFound("the dstack server has no such project", "Look at `dstack project list`.")
+        return NotFound("the dstack server has no such project", "Run `dstack project list` for the names.")
     if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
         return AuthFailed(
             f"dstack refused the token: {said}", "Check DSTACK_TOKEN, and that its user is a member of the project."
@@ -237,18 +237,21 @@ class DstackServer:
         return _told(await self._client.ask("POST", path, shape, body=dict(body), safe=safe))
 
     async def version(self) -> str:
-        """Return the server's version, asked for once. Raises NotSupported for one that is too old."""
+        """Return the server's version, requested once. Raises NotSupported for one that is too old."""
         if not self._version:
             path = "/api/server/get_info"
             found = _told(await self._client.ask("POST", path, _Info, body={}, safe=True)).server_version or "dev"
             parts = re.match(r"(\d{1,4})\.(\d{1,4})", found)
             if parts is not None and (int(parts[1]), int(parts[2])) < OLDEST:
                 raise NotSupported(
-                    f"dstack {line(found, 40)} is too old: gpuwarden reads {OLDEST[0]}.{OLDEST[1]} and newer",
+                    f"dstack {line(found, 40)} is too old: gpuwarden needs {OLDEST[0]}.{OLDEST[1]} or newer",
                     "Update the dstack server.",
                 )
             if parts is None and found != "dev":
-                raise BadReply(f"the dstack server calls its version {line(found, 40)}", "Is it dstack that answers?")
+                raise BadReply(
+                    f"the dstack server reports the unknown version {line(found, 40)}",
+                    "Check that a dstack server answers at this address.",
+                )
             self._version = found
         return self._version
 
@@ -257,11 +260,11 @@ class DstackServer:
         return (await self._ask("/api/users/get_my_user", _User, {})).username
 
     async def run_named(self, project: str, name: str) -> Run | None:
-        """Return the run that has a name now."""
+        """Return the run that currently has this name."""
         return await self._one(project, {"run_name": name})
 
     async def run_with_id(self, project: str, ident: str) -> Run | None:
-        """Return a run by its id, also one that was deleted; None where the project never had it."""
+        """Return a run by its id, including deleted runs; None if the project never had it."""
         return await self._one(project, {"id": ident})
 
     async def _one(self, project: str, body: Mapping[str, str]) -> Run | None:
@@ -272,11 +275,11 @@ class DstackServer:
                 raise
             return None
         if body not in ({"run_name": run.run_spec.run_name}, {"id": run.id}):
-            raise BadReply("dstack was asked for one run and answered with another", "Ask again.")
+            raise BadReply("dstack answered with another run than the requested one", "Try again.")
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
-        """Return a project's runs, newest first, all pages: those that have not ended, or all `since` a time."""
+        """Return all pages of a project's runs, newest first: the unfinished runs, or all runs `since` a time."""
         found: list[Run] = []
         page: dict[str, Any] = {"project_name": project, "only_active": active, "limit": PAGE}
         for _ in range(MAX_PAGES):
@@ -284,24 +287,24 @@ class DstackServer:
             found += rows
             if len(rows) < PAGE or (since is not None and (epoch(rows[-1].submitted_at) or since) < since):
                 if not found:
-                    await self.fleets(project)  # refuses where the project can't be seen, and its list is empty
+                    await self.fleets(project)  # raises if the project is not accessible, so that its list is empty
                 return found
             page |= {"prev_submitted_at": rows[-1].submitted_at, "prev_run_id": rows[-1].id}
         raise BadReply(f"dstack lists more than {PAGE * MAX_PAGES:,} runs", "Delete old runs of the project.")
 
     async def plan(self, project: str, spec: Mapping[str, Any]) -> Plan:
-        """Return what dstack would do with a run; nothing is started."""
+        """Return dstack's plan for a run, without starting it."""
         return await self._ask(
             f"/api/project/{project}/runs/get_plan", Plan, {"run_spec": dict(spec), "max_offers": 50}
         )
 
     async def apply(self, project: str, spec: Mapping[str, Any]) -> Run:
-        """Start a run. dstack refuses while one of that name is active, and deletes the record of one that ended."""
+        """Start a run. dstack refuses if a run of that name is active, and deletes the record of an ended one."""
         body = {"plan": {"run_spec": dict(spec), "current_resource": None}, "force": False}
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
     async def stop(self, project: str, name: str, *, abort: bool) -> None:
-        """Ask for a run's end. dstack answers nothing, also about a run that it does not have."""
+        """Request the end of a run. dstack's reply is empty, even for a run that it does not have."""
         body = {"runs_names": [name], "abort": abort}
         await self._ask(f"/api/project/{project}/runs/stop", type(None), body)
 
@@ -322,14 +325,14 @@ class DstackServer:
 
 
 def _told(answer: Answer[T]) -> T:
-    """Return what was answered. Raises Unreachable where nothing was, or in a form that nobody knows."""
+    """Return the answer. Raises Unreachable if there was none, or if its form is unknown."""
     if isinstance(answer, Known):
         return answer.value
-    raise Unreachable(answer.why, "It may have been carried out; the next call finds that out.")
+    raise Unreachable(answer.why, "The request may have been carried out; the next call finds out.")
 
 
 def epoch(text: str | None) -> float | None:
-    """Return a time of dstack's in seconds since the epoch; None for anything else."""
+    """Convert a time of dstack to seconds since the epoch; None if it is not a valid time."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError):

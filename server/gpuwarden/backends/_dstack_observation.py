@@ -1,7 +1,7 @@
 """Interpret a run of dstack as an observation of its job.
 
-dstack says what the container's command returned, and why it ended a run. A run that it calls done counts as a success
-only with the exit code 0 of its newest start.
+dstack reports the exit code of the container's command, and the reason for the end of a run. A run in the state `done`
+counts as a success only if its newest start has the exit code 0.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _REASONS: Final[dict[str, tuple[Job, Code]]] = {
     "terminated_by_user": (Job.CANCELED, Code.STOPPED),
     "aborted_by_user": (Job.CANCELED, Code.STOPPED),
 }
-"""By dstack's reason for the end of the newest start; any other one is a failure that its message explains."""
+"""State and reason by dstack's reason for the end of the newest start; any other reason is a failure with a message."""
 _BILLS: Final = frozenset({"provisioning", "pulling", "running", "terminating"})
 """States of a start in which its machine exists."""
 
 
 def observation(run: Run) -> Observation:
-    """Return the observation of a run. Its machine is the provider's question: it may outlive the run."""
+    """Return the observation of a run. The provider observes its machine, which may outlive the run."""
     last = run.submissions[-1] if run.submissions else None
     machine = run.machine
     said = [line(text or "", 200) for text in ((last and last.termination_reason_message), run.status_message)]
@@ -50,7 +50,9 @@ def observation(run: Run) -> Observation:
         shared |= {"exit_code": last.exit_status if last else None, "meter": None if machine else False}
         return Observation(state=state, reason=reason.code, why=reason.text, **shared)
     if run.status == "running" and last is not None and last.status == "running":
-        return Observation(state=Job.RUNNING, meter=True, reason=Code.ALIVE, why=f"dstack says {run.status}", **shared)
+        return Observation(
+            state=Job.RUNNING, meter=True, reason=Code.ALIVE, why=f"dstack reports {run.status}", **shared
+        )
     if run.status == "terminating":
         reason = because(Code.ENDING, state=run.termination_reason or "terminating")
         return Observation(state=Job.RUNNING, reason=reason.code, why=reason.text, **shared)
@@ -64,7 +66,7 @@ def observation(run: Run) -> Observation:
 
 
 def _end(run: Run, said: str) -> tuple[Job, Reason]:
-    """Return how an ended run ended. A stop that came while it failed leaves the failure's own reason."""
+    """Return the end of a run. If it was stopped while it failed, the reason of the failure remains."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:

@@ -1,4 +1,4 @@
-"""A job as dstack gets it: its options, and the run specification."""
+"""Convert a job for dstack: its options, and the run specification."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
 
 MOST_PRICE: Final = "max-price"
-"""Where a place has the checked price: a run takes no dearer offer."""
+"""The key of a place's environment with the checked price: a run accepts no more expensive offer."""
 LEAST_WINDOW_S: Final = 300
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$")]
 _Words = Annotated[tuple[_Word, ...], Field(max_length=32)]
 
 
 class DstackOptions(Frozen):
-    """Options that only dstack has. Every field can be left out."""
+    """dstack's own options. Every field is optional."""
 
     image: str | None = Field(default=None, max_length=300)
     python: str | None = Field(default=None, pattern=r"^3\.\d{1,2}$")
@@ -42,8 +42,8 @@ class DstackOptions(Frozen):
 
 
 def read_options(options: object) -> DstackOptions:
-    """Return a job's options. Raises BadRequest with what is wrong, and the options that there are."""
-    if isinstance(options, dict) and "region" in options:  # the word of the other platforms
+    """Return a job's options. Raises BadRequest with the problem and the list of options."""
+    if isinstance(options, dict) and "region" in options:  # the name of this option on other platforms
         options = {"regions": options["region"], **{k: v for k, v in options.items() if k != "region"}}
     try:
         return DstackOptions.model_validate(options)
@@ -56,14 +56,14 @@ def read_options(options: object) -> DstackOptions:
 
 
 def run_name(token: str) -> str:
-    """Return the name of a token's run: dstack allows small letters, digits and dashes, 41 at most."""
+    """Return the name of a token's run: dstack allows at most 41 lowercase letters, digits and dashes."""
     if re.fullmatch(r"[a-z0-9-]{1,36}", token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:36]}"
 
 
 def project_of(platform: str) -> str:
-    """Return the project that a platform's name has. Raises BadRequest for one that dstack would not allow."""
+    """Return the project in a platform's name. Raises BadRequest for one that dstack would not allow."""
     project = platform.partition("/")[2]
     if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,49}", project) is None:
         raise BadRequest(f"{line(platform, 80)} names no project of dstack", "Write dstack/PROJECT.")
@@ -71,7 +71,7 @@ def project_of(platform: str) -> str:
 
 
 def machine_of(asked: Resources, name: str) -> dict[str, Any]:
-    """Return the part of a run's specification that decides which machine it gets, and what that costs."""
+    """Return the part of a run's specification that determines its machine and price."""
     options = read_options(asked.options)
     gpu = {"name": [asked.gpu], "count": asked.gpu_count} if asked.gpu else {"count": 0}
     configuration: dict[str, Any] = {
@@ -91,9 +91,9 @@ def machine_of(asked: Resources, name: str) -> dict[str, Any]:
 
 
 def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: int) -> dict[str, Any]:
-    """Return what dstack is asked to run.
+    """Return the specification of a run.
 
-    The value of a secret stays here: the run refers to the project's own secret of that name, which the server puts in.
+    Values of secrets are not sent: the run refers to the project's secret of that name, which the server inserts.
     """
     options, name = read_options(spec.options), run_name(token)
     price = place.env.get(MOST_PRICE)
@@ -106,9 +106,9 @@ def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: 
         options=spec.options,
     )
     given = spec.env | {"GPUWARDEN_JOB": token, "GPUWARDEN_ATTEMPT": str(attempt)}
-    env = {key: value.replace("$", "$$") for key, value in given.items()}  # as dstack's interpolation takes it
+    env = {key: value.replace("$", "$$") for key, value in given.items()}  # escaped for dstack's interpolation
     whole = machine_of(asked, name)
-    # A command refers to other nodes as ${{ ... }}: two strings that the shell puts together again are no reference.
+    # dstack interpolates ${{ ... }} in a command; split into two strings, which the shell joins, it is left unchanged.
     words = " ".join(quote(word).replace("${{", "$''{{") for word in argv)
     whole["configuration"] |= {
         "commands": [f"exec {words}"],

@@ -1,6 +1,6 @@
-"""Shared base of the backends whose engine starts the jobs, on machines that share a file system with one we reach.
+"""Shared base of the backends whose engine starts jobs on machines that share a file system with a reachable host.
 
-The runner's verbs, and all files, go through the backend of that reachable machine. Where a job is, the engine decides.
+The runner's verbs, and all files, go through the backend of that host. The engine determines the state of a job.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuwarden.core.sanitize import line
 
 
 class EngineBackend(RunnerBackend):
-    """Files and verbs by way of `files`. Subclasses supply it and `listed`, and start, observe and stop jobs."""
+    """Files and verbs through `files`. Subclasses supply it and `listed`, and start, observe and stop jobs."""
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
-        """Return the backend of the machine that reaches a place's run folders."""
+        """Return the backend of the host that has access to a place's run folders."""
         raise NotImplementedError
 
     async def listed(self, handle: Handle) -> Answer[bool]:
-        """Return whether the engine lists a job of this handle, or listed one that it can no longer be asked about."""
+        """Return whether the engine lists the job, or Unknown if that can't be determined now."""
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
@@ -32,7 +32,7 @@ class EngineBackend(RunnerBackend):
         return await self.files(place).handle_of(place, token)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token: one that the engine lists, or had and that left its status."""
+        """Return the job of a token if the engine lists it or its run folder has a status."""
         try:
             handle = await self.handle_of(place, token)
             listed, seen = await self.listed(handle), await self._look([handle])
@@ -43,7 +43,7 @@ class EngineBackend(RunnerBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one of the runner's verbs where the files are reached."""
+        """Run one of the runner's verbs on the host that has the files."""
         return await self.files(place).ask_lines(place, verb, run_dir, request, silence_s=silence_s)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
@@ -60,7 +60,7 @@ class EngineBackend(RunnerBackend):
 
 
 def found(handle: Handle, status: Mapping[str, Any], listed: bool) -> Answer[Handle | None]:
-    """Return the job of a token, from whether its engine lists it and the runner's look at its run folder."""
+    """Return the job of a token, from the engine's list and the poll of its run folder."""
     if status.get("folder") == "unreadable":
         return Unknown(line(status.get("why")))
     ran = status.get("folder") == "present" and status.get("token") == handle.token

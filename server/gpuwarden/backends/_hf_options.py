@@ -1,4 +1,4 @@
-"""The options of Hugging Face Jobs, and the buckets that outlive a job's container."""
+"""The options of Hugging Face Jobs, and the buckets that survive a job's container."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Volume(Frozen):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the volume as the Hub's API takes it."""
+        """Return the volume in the form of the Hub's API."""
         body: dict[str, Any] = {"type": self.type, "source": self.source, "mountPath": self.mount}
         body |= {"readOnly": not self.writable}
         body |= {"path": self.path} if self.path else {}
@@ -62,7 +62,7 @@ class Volume(Frozen):
 
 
 class HfJobsOptions(Frozen):
-    """Options that only Hugging Face Jobs have. Every field can be left out."""
+    """The options of Hugging Face Jobs. Every field is optional."""
 
     image: str | None = Field(default=None, max_length=300)
     space: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
@@ -78,8 +78,8 @@ class HfJobsOptions(Frozen):
     def _never(cls, schedule: str | None) -> str | None:
         if schedule is not None:
             raise ValueError(
-                "a schedule starts jobs without a check and a receipt for each, so none is created here; a person can, "
-                "with `hf jobs scheduled run`, and it is listed among the machines as something that spends"
+                "a schedule starts jobs without a check and a receipt for each, so gpuwarden creates none; the user "
+                "can, with `hf jobs scheduled run`, and gpuwarden then lists the schedule as a billing resource"
             )
         return schedule
 
@@ -101,7 +101,7 @@ class HfJobsOptions(Frozen):
         mounts = sorted(f"{Volume.parse(text).mount}/" for text in texts)
         for one, other in pairwise(mounts):
             if other.startswith(one):
-                raise ValueError(f"{other} is mounted below {one}; volumes are mounted apart")
+                raise ValueError(f"{other} is mounted below {one}; volumes can't be nested")
         return texts
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class HfJobsOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> HfJobsOptions:
-    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
     try:
         return HfJobsOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -125,9 +125,9 @@ def read_options(spec: JobSpec) -> HfJobsOptions:
 
 
 def settle(spec: JobSpec) -> JobSpec:
-    """Return a spec whose outputs on a mounted bucket are addressed in the bucket, where they are after the job's end.
+    """Return a spec with bucket paths for outputs on a mounted bucket, because only the bucket survives the job.
 
-    Raises BadRequest for options that are wrong, and for an output that names a bucket only in part.
+    Raises BadRequest for invalid options, and for an output with an incomplete bucket name.
     """
     mounted = [v for text in read_options(spec).volumes if (v := Volume.parse(text)).writable]
     outputs = []
@@ -143,7 +143,7 @@ def settle(spec: JobSpec) -> JobSpec:
 
 
 def volumes_of(spec: JobSpec) -> list[Volume]:
-    """Return what to mount: the volumes that were asked for, and the buckets of outputs that none of them covers."""
+    """Return the volumes to mount: the requested ones, and the buckets of outputs that none of them covers."""
     volumes = [Volume.parse(text) for text in read_options(spec).volumes]
     for output in spec.outputs:
         if (found := _BUCKET_OUTPUT.fullmatch(output)) is None:

@@ -16,18 +16,18 @@ from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
 
 HUB_PATH = re.compile(r"/hub/(models|datasets|buckets)/([^/]+/[^/]+)(?:/(.+))?")
-MAX_HASHED = 32 << 20  # files of a repo that are not LFS are small; the Hub reports the digest of the others
+MAX_HASHED = 32 << 20  # files of a repo that are not LFS are small; for LFS files the Hub reports the digest
 
 
 class HubFiles:
-    """Lists and hashes files. The sha256 of a bucket's content is remembered by its xet hash, which the Hub lists."""
+    """List and hash files. The sha256 of a bucket's file is cached by its xet hash, which the Hub lists."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._digests: dict[str, str] = {}
 
     async def manifest(self, hub: HubClient, paths: Iterable[str], *, digests: bool) -> Manifest:
-        """Return the files that `paths` name. Paths inside the container are missing: the container is gone."""
+        """Return the files at `paths`. Paths inside the container are missing: the container is gone."""
         files: list[Artifact] = []
         missing: list[str] = []
         for path in paths:
@@ -44,7 +44,7 @@ class HubFiles:
             return []
         siblings = reply.json.get("siblings") if isinstance(reply.json, dict) else None
         if reply.status != 200 or not isinstance(siblings, list):
-            raise BadReply(f"the Hub answered {reply.status} for {repo}: {reply.said}", "Ask again.")
+            raise BadReply(f"the Hub answered {reply.status} for {repo}: {reply.said}", "Try again.")
         found = []
         for item in siblings:
             name, size = str(item.get("rfilename")), item.get("size")
@@ -58,14 +58,14 @@ class HubFiles:
         return found
 
     async def _in_bucket(self, hub: HubClient, kind: str, bucket: str, inner: str, *, digests: bool) -> list[Artifact]:
-        """Return a bucket's files. The Hub lists no sha256 for them, so each content is read once to make one."""
+        """Return a bucket's files. The Hub lists no sha256 for them, so each content is read once to compute it."""
         found = []
         for item in await jobs.paged(hub, f"/api/buckets/{bucket}/tree", {"recursive": "true"}, missing=()):
             name, size, xet = item.get("path"), item.get("size"), item.get("xetHash")
             if item.get("type") != "file":
                 continue
             if not isinstance(name, str) or not isinstance(size, int) or not isinstance(xet, str):
-                raise BadReply(f"the Hub listed a file of {bucket} in a shape that is not known", "Ask again.")
+                raise BadReply(f"the Hub listed a file of {bucket} in an unknown form", "Try again.")
             if not _inside(name, inner):
                 continue
             full = f"/hub/{kind}/{bucket}/{name}"
@@ -94,12 +94,12 @@ class HubOutputs:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos and buckets that `paths` name. Paths inside the container are missing."""
+        """Return the files of the repos and buckets in `paths`. Paths inside the container are missing."""
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the same with sha256 digests: the Hub's own for LFS files, made here for others."""
+        """Return these files with sha256 digests: from the Hub for LFS files, computed here for others."""
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=True)
 
@@ -143,7 +143,7 @@ async def _sha256(hub: HubClient, path: str) -> str:
 
 
 def _nanoseconds(text: Any) -> int:
-    """Return a time in nanoseconds since the epoch, 0 where there is none; no float is exact enough for it."""
+    """Convert a time to nanoseconds since the epoch, 0 if it is missing; a float is not exact enough."""
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

@@ -1,6 +1,6 @@
-"""Speak to a cluster's API server through the official client: one namespace, that of the context. Blocking.
+"""Call a cluster's API server with the official client, in the namespace of the context. Blocking.
 
-Replies are read as plain JSON: a list of another kind is BadReply, never an empty one.
+Replies are read as plain JSON. A list of another kind raises BadReply and is never taken for an empty list.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("", "secrets"): ("create",),
     ("", "persistentvolumeclaims"): ("list",),
 }
-"""By group and resource: the verbs that are needed, all in one namespace. docs/kubernetes-rights.yaml grants them."""
+"""The required verbs by group and resource, in one namespace. docs/kubernetes-rights.yaml grants them."""
 KUEUE_RIGHTS: Final = {("kueue.x-k8s.io", "localqueues"): ("get",)}
-"""Rights to look at a queue of Kueue before a job is sent to it. Without them the queue is unknown."""
+"""Optional rights to read a queue of Kueue before a job is submitted to it."""
 
 
 class KubeApi:
@@ -53,11 +53,13 @@ class KubeApi:
             found = next((c for c in contexts if c["name"] == self.context), None)
             if found is None:
                 names = line(", ".join(sorted(str(c["name"]) for c in contexts)), 300)
-                raise NotFound(f"the Kubernetes configuration has no context {self.context}", f"It has {names}.")
+                raise NotFound(
+                    f"the Kubernetes configuration has no context {self.context}", f"Its contexts are {names}."
+                )
             config.load_kube_config(context=self.context, client_configuration=configuration)
         except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise BadRequest(f"the Kubernetes configuration can't be read: {line(error, 300)}") from error
-        configuration.retries = False  # read where a client is made: a request is not sent twice, nor to another host
+        configuration.retries = False  # read when a client is created: never send a request twice or to another host
         return client.ApiClient(configuration), str(found["context"].get("namespace") or "default")
 
     def close(self) -> None:
@@ -85,7 +87,7 @@ class KubeApi:
         return client.BatchV1Api(self._configured[0])
 
     def missing_rights(self) -> list[str]:
-        """Return the rights that the namespace does not give; none where the cluster can't list all that it gives."""
+        """Return the rights that the namespace does not grant; empty if the cluster can't list all granted rights."""
         from kubernetes import client
 
         ask = client.AuthorizationV1Api(self._configured[0]).create_self_subject_rules_review
@@ -96,7 +98,7 @@ class KubeApi:
         status = status if isinstance(status, dict) and found.get("kind") == kind else {}
         rules = status.get("resourceRules")
         if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-            raise BadReply(f"the cluster {self.context} lists rights in a form that is not known", "Try again.")
+            raise BadReply(f"the cluster {self.context} lists rights in an unknown form", "Try again.")
         if status.get("incomplete"):
             return []
         return [
@@ -107,7 +109,7 @@ class KubeApi:
         ]
 
     def claim(self, uid: str = "") -> dict[str, Any]:
-        """Return the claim that run folders go to: the one that carries our label, or for an older job its own."""
+        """Return the claim for run folders: the one with gpuwarden's label, or the claim `uid` of an earlier job."""
         if uid:
             every = self._list(self.core.list_namespaced_persistent_volume_claim, "PersistentVolumeClaimList", "")
             own = next((claim for claim in every if claim["metadata"]["uid"] == uid), None)
@@ -122,7 +124,7 @@ class KubeApi:
         return found[0]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return all jobs that carry our label, in one list."""
+        """Return all jobs with gpuwarden's label, in one list."""
         return self._list(self.batch.list_namespaced_job, "JobList", JOB)
 
     def pods(self) -> list[dict[str, Any]]:
@@ -130,15 +132,15 @@ class KubeApi:
         return self._list(self.core.list_namespaced_pod, "PodList", JOB)
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return one job, None where there is none of that name."""
+        """Return the job of a name, None if it does not exist."""
         return self._one(self.batch.read_namespaced_job, name, "Job")
 
     def pod(self, name: str) -> dict[str, Any] | None:
-        """Return one pod, None where there is none of that name."""
+        """Return the pod of a name, None if it does not exist."""
         return self._one(self.core.read_namespaced_pod, name, "Pod")
 
     def local_queue(self, name: str) -> Queue | None:
-        """Return a queue of Kueue as it is now; None where Kueue has none of that name."""
+        """Return a queue of Kueue and its current state; None if Kueue has no queue of that name."""
         from kubernetes import client
 
         ask = client.CustomObjectsApi(self._configured[0]).get_namespaced_custom_object
@@ -148,7 +150,7 @@ class KubeApi:
             found = self._call(ask, "LocalQueue", namespace=self.namespace, name=name, **where)
         except AuthFailed:
             return queue
-        except NotFound as error:  # of this queue, or of this version of Kueue's interface
+        except NotFound as error:  # the queue, or this version of Kueue's API, does not exist
             return None if f'"{name}" not found' in error.message else queue
         active = [c for c in rows_in(part_of(found, "status"), "conditions") if c.get("type") == "Active"]
         stops = str(part_of(found, "spec").get("stopPolicy")) != "None"
@@ -157,7 +159,7 @@ class KubeApi:
         return queue.model_copy(update={"open": False if closed else True if active else None, "state": state})
 
     def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Create an object. Raises Conflict where its name is taken, BadRequest where the cluster refuses it."""
+        """Create an object. Raises Conflict if its name is taken, BadRequest if the cluster refuses it."""
         kind = str(body["kind"])
         ways = {
             "Job": lambda: self.batch.create_namespaced_job,
@@ -168,19 +170,19 @@ class KubeApi:
         return self._call(ways[kind](), kind, namespace=self.namespace, body=dict(body), **extra)
 
     def delete_job(self, name: str, uid: str) -> None:
-        """Delete a job and its pods, which end with their grace; only the object of that uid."""
+        """Delete the job with this uid and its pods, which end with their grace."""
         self._delete(self.batch.delete_namespaced_job, name, uid)
 
     def delete_pod(self, name: str, uid: str) -> None:
-        """Delete a pod, only the object of that uid."""
+        """Delete the pod with this uid."""
         self._delete(self.core.delete_namespaced_pod, name, uid)
 
     def exec(self, pod: str, container: str, command: list[str]) -> Any:
-        """Start a command in a pod and return its open WebSocket. Raises OSError where it opens none."""
+        """Start a command in a pod and return its open WebSocket. Raises OSError if it can't be opened."""
         from kubernetes import client
         from kubernetes.stream import stream
 
-        # The client's own class for a stream changes the API object that it is given, so this one is not shared.
+        # The client's `stream` modifies the API object that it gets, so this one is not shared.
         api = client.CoreV1Api(client.ApiClient(self._configured[0].configuration))
         try:
             opened = stream(
@@ -189,7 +191,7 @@ class KubeApi:
             )  # fmt: skip
         except (client.ApiException, OSError, AttributeError) as error:
             # The client of version 36 raises AttributeError instead of ApiException, which then has no body.
-            raise ConnectionError(f"the pod {pod} starts no command: {line(error, 300)}") from error
+            raise ConnectionError(f"the pod {pod} did not start the command: {line(error, 300)}") from error
         if opened.subprotocol != EXEC_PROTOCOL:
             opened.close()
             raise NotSupported("the cluster can't end a command's input", "gpuwarden needs Kubernetes 1.30 or newer.")
@@ -205,12 +207,12 @@ class KubeApi:
             page = self._call(ask, kind, namespace=self.namespace, label_selector=selector, limit=PAGE, **more)
             items, about = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(about, dict) or not all(map(_is_object, items)):
-                raise BadReply(f"the cluster's {kind} came in a form that is not known", "Nothing is concluded.")
+                raise BadReply(f"the cluster's {kind} has an unknown form", "It was ignored; try again.")
             rows += items
             if not about.get("continue"):
                 return rows
             more = {"_continue": str(about["continue"])}
-        raise BadReply(f"the cluster's {kind} has no end", "Delete old jobs of gpuwarden's there.")
+        raise BadReply(f"the cluster's {kind} has too many pages", "Delete old jobs of gpuwarden in the cluster.")
 
     def _one(self, ask: Callable[..., Any], name: str, kind: str) -> dict[str, Any] | None:
         try:
@@ -222,7 +224,7 @@ class KubeApi:
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
         try:
             self._call(ask, "", name=name, namespace=self.namespace, body=body)
-        except (NotFound, Conflict):  # it is gone, or another object has its name
+        except (NotFound, Conflict):  # it was deleted, or another object has its name
             return
 
     def _call(self, ask: Callable[..., Any], kind: str, **given: Any) -> dict[str, Any]:
@@ -235,23 +237,22 @@ class KubeApi:
             raise _error(refused, self.context) from refused
         except (HTTPError, OSError) as lost:
             raise Unreachable(
-                f"the cluster {self.context} does not answer: {line(lost, 300)}", "It may have been carried out."
+                f"the cluster {self.context} does not answer: {line(lost, 300)}",
+                "The request may have been carried out; try again.",
             ) from lost
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or (kind and found.get("kind") != kind):
-            raise BadReply(
-                f"the cluster {self.context} answered something else than a {kind or 'status'}", "Try again."
-            )
+            raise BadReply(f"the cluster {self.context} did not answer with a {kind or 'status'}", "Try again.")
         if kind and not kind.endswith("List") and not _is_object(found):
-            raise BadReply(f"the cluster {self.context} answered a {kind} without a name", "Try again.")
+            raise BadReply(f"the cluster {self.context} answered with a {kind} without a name", "Try again.")
         return found
 
 
 def _whole(response: Any) -> bytes:
-    """Read a reply that has an end in size and in time. Raises OSError for one without."""
+    """Read a reply up to its end. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
     raw, end = bytearray(), time.monotonic() + REPLY_S
     for piece in response.stream(1 << 20):
         raw += piece
@@ -262,7 +263,7 @@ def _whole(response: Any) -> bytes:
 
 
 def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bool:
-    """Return whether a rule grants a right on every object of a kind; one on named objects does not count."""
+    """Return whether a rule grants a right on every object of a kind; rules for named objects do not count."""
     any_of = ("*", f"*/{resource.partition('/')[2]}", resource)
     asked = {"apiGroups": ("*", group), "resources": any_of, "verbs": ("*", verb)}
     return not rule.get("resourceNames") and all(
@@ -271,23 +272,23 @@ def _grants(rule: Mapping[str, Any], group: str, resource: str, verb: str) -> bo
 
 
 def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a part of an object, {} where it has none. Raises BadReply for a part of another type."""
+    """Return a part of an object, {} if it is absent. Raises BadReply for a part of another type."""
     found = whole.get(key)
     if found is not None and not isinstance(found, dict):
-        raise BadReply(f"the cluster's {key} came in a form that is not known", "Nothing is concluded.")
+        raise BadReply(f"the cluster's {key} has an unknown form", "It was ignored; try again.")
     return found or {}
 
 
 def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the rows of a part of an object, [] where it has none. Raises BadReply for rows of another type."""
+    """Return the rows of a part of an object, [] if it is absent. Raises BadReply for rows of another type."""
     found = whole.get(key)
     if found is not None and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        raise BadReply(f"the cluster's {key} came in a form that is not known", "Nothing is concluded.")
+        raise BadReply(f"the cluster's {key} has an unknown form", "It was ignored; try again.")
     return found or []
 
 
 def _is_object(found: object) -> bool:
-    """Return whether this is an object of a cluster, whose parts have the types that are read."""
+    """Return whether this is an object of a cluster whose parts have the expected types."""
     if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
         return False
     about = found["metadata"]
@@ -297,7 +298,7 @@ def _is_object(found: object) -> bool:
 
 
 def _error(refused: Any, context: str) -> Exception:
-    """Return the error that a status of the API server means."""
+    """Return the error for a status of the API server."""
     try:
         said = json.loads(refused.body)["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -305,12 +306,17 @@ def _error(refused: Any, context: str) -> Exception:
     words, code = line(said or "no reason given", 500), refused.status
     if code in {401, 403}:
         return AuthFailed(
-            f"the cluster {context} does not allow it: {words}", "docs/kubernetes-rights.yaml has the rights it needs."
+            f"the cluster {context} does not allow the request: {words}",
+            "Ask its administrator for the rights in docs/kubernetes-rights.yaml.",
         )
     if code == 404:
         return NotFound(f"the cluster {context} has no such object: {words}")
     if code == 409:
-        return Conflict(f"the cluster {context} has that name already: {words}", do(Action.CHECK))
+        return Conflict(f"the cluster {context} already has an object of that name: {words}", do(Action.CHECK))
     if code in {400, 422}:
-        return BadRequest(f"the cluster {context} refused the job: {words}", "Change what it refuses, then try again.")
-    return Unreachable(f"the cluster {context} does not answer: {words}", "It may have been carried out; try again.")
+        return BadRequest(
+            f"the cluster {context} refused the job: {words}", "Change the refused option, then try again."
+        )
+    return Unreachable(
+        f"the cluster {context} does not answer: {words}", "The request may have been carried out; try again."
+    )

@@ -1,8 +1,8 @@
 """Build an array of jobs as one Indexed Job: each index is one task, with its own run folder and its own secrets.
 
-The tasks are in an annotation, in the order of their indexes. A pod gets its index from the job controller and looks up
-its folder among the container's arguments. An interrupted index gets another pod; one that failed or was canceled ends
-and leaves the others alone.
+An annotation has the tasks, in the order of their indexes. A pod gets its index from the job controller and looks up
+its folder in the container's arguments. An interrupted index gets another pod; an index that failed or was canceled
+ends without affecting the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Handle
 
 MOST_TASKS: Final = 1_000
-"""More would not fit into one object of a cluster: each has its token, its folder and its secrets in there."""
+"""More would not fit into one object of a cluster, which has each task's token, folder and secrets."""
 MOST_SECRETS: Final = 900_000
 TASKS: Final = "gpuwarden.dev/tasks"
 ORDER: Final = "/var/run/gpuwarden/order"
@@ -39,7 +39,7 @@ def array_name(token: str) -> str:
 
 
 def check_array(tasks: Sequence[ArrayTask]) -> None:
-    """Raise BadRequest for tasks that can't be one array."""
+    """Raise BadRequest if the tasks can't form one array."""
     check_tasks(tasks, _asked)
     if len(tasks) > MOST_TASKS:
         raise BadRequest(f"an array on Kubernetes has at most {MOST_TASKS:,} tasks, not {len(tasks):,}", "Split it up.")
@@ -53,7 +53,7 @@ def _asked(task: ArrayTask) -> tuple[Manifest, int]:
 
 
 def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
-    """Return the secrets of an array's job by its indexes; none where no task has any, or not all tasks are given."""
+    """Return the secrets of an array's job by index; empty if no task has any, or if not all tasks are given."""
     given = {task.token: task.secrets for task in tasks}
     tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
     if not any(given.values()) or not given.keys() >= set(tokens):

@@ -1,7 +1,7 @@
-"""Commands in a pod, as the connection of `remote.ssh.link`: files and the runner are reached as on any machine.
+"""Run commands in a pod behind the interface of `remote.ssh.link`, so that files and runner work as on any machine.
 
-Each command has its WebSocket to the API server. Frames are read one at a time: a large file never piles up
-here.
+Each command has a WebSocket to the API server. Frames are read one at a time, so that a large file never accumulates
+in memory.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SEND_S: Final = 60.0
 START_S: Final = 180.0
 LOOK_S: Final = 0.2
 MOST_IN_URL: Final = 2_000
-"""Bytes of a command that go into the request's URL, which proxies bound to 8 KiB; a longer one goes over stdin."""
+"""Maximum bytes of a command in the URL, which proxies limit to 8 KiB; a longer command is sent over stdin."""
 MOST_LEAVING: Final = 6
-"""Count of pods for files that may be leaving at a time: those of lost nodes stay until the node is deleted."""
+"""Maximum number of terminating pods for files: pods of a lost node stay until the node is deleted."""
 
 
 class PodChannel:
@@ -54,7 +54,7 @@ class PodChannel:
         self._told(lambda: self._opened.close_channel(STDIN))
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read what stdout has; 0 at its end."""
+        """Read available bytes of stdout into `buffer`; return their count, 0 at its end."""
         while not self._out:
             if self._ended or self._status is not None:
                 return 0
@@ -67,7 +67,7 @@ class PodChannel:
         return count
 
     def errors(self) -> bytes:
-        """Return what stderr had since the last call."""
+        """Return the bytes of stderr since the last call."""
         said, self._err = bytes(self._err), bytearray()
         return said
 
@@ -90,12 +90,12 @@ class PodChannel:
         raise ConnectionError(f"the pod did not run the command: {line(self._status.get('message'), 300)}")
 
     def close(self) -> None:
-        """Leave the command."""
+        """Close the connection to the command."""
         with suppress(Exception):
             self._socket.shutdown()
 
     def _frame(self, wait_s: float) -> None:
-        """Take one frame. Raises TimeoutError where none came in time."""
+        """Read one frame. Raises TimeoutError after `wait_s` without one."""
         from websocket import ABNF, WebSocketException, WebSocketTimeoutException
 
         self._socket.settimeout(max(wait_s, 0.001))
@@ -123,20 +123,20 @@ class PodChannel:
                 found = json.loads(data)
             except (ValueError, RecursionError):
                 found = None
-            self._status = found if isinstance(found, dict) else {"message": "its status is not understood"}
+            self._status = found if isinstance(found, dict) else {"message": "its status can't be parsed"}
 
     def _told(self, send: Any) -> None:
-        """Turn the errors of a lost WebSocket into those of a connection."""
+        """Raise ConnectionError for the errors of a lost WebSocket."""
         from websocket import WebSocketException
 
         try:
             send()
         except (WebSocketException, OSError) as lost:
-            raise ConnectionError(f"the cluster took no input: {line(lost, 200)}") from lost
+            raise ConnectionError(f"the cluster did not accept input: {line(lost, 200)}") from lost
 
 
 def claim_key(claim: dict[str, Any]) -> HostKey:
-    """Return what identifies a claim, in the form of a host's key: its uid, which no later claim of its name has."""
+    """Return a claim's uid in the form of a host key. Unlike its name, the uid is never reused."""
     uid = base64.b64encode(str(claim["metadata"]["uid"]).encode()).decode()
     return HostKey(f"kubernetes-claim {uid}", first_contact=True)
 
@@ -147,7 +147,7 @@ def claim_uid(pin: str | None) -> str:
 
 
 class PodConnection:
-    """The pod for a claim's files, found or made, and ready."""
+    """A ready pod for a claim's files, which is created if necessary."""
 
     def __init__(self, api: KubeApi, mount: str, pin: str | None) -> None:
         claim = api.claim(claim_uid(pin))
@@ -158,7 +158,7 @@ class PodConnection:
     def open_channel(self, command: bytes) -> PodChannel:
         """Start a command line."""
         line, rest = command, b""
-        if len(command) > MOST_IN_URL:  # dd reads that much and no byte of what follows
+        if len(command) > MOST_IN_URL:  # dd reads exactly this many bytes of stdin
             line, rest = b'eval "$(dd bs=1 count=%d 2>/dev/null)"' % len(command), command
         try:
             words = ["/bin/sh", "-c", line.decode("utf-8", "surrogateescape")]
@@ -167,19 +167,19 @@ class PodConnection:
                 rest = rest[channel.send(memoryview(rest)) :]
             return channel
         except OSError:
-            self.alive = False  # the pod may be gone; the next connection makes one
+            self.alive = False  # the pod may be gone; the next connection creates one
             raise
 
     def close(self) -> None:
-        """Leave the pod, which ends by itself."""
+        """Close the connection; the pod ends on its own."""
         self.alive = False
 
 
 def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
-    """Return the name of the pod for files, once it runs. One that leaves is passed by: its node may never answer."""
+    """Return the name of the pod for files once it runs. A terminating pod is skipped: its node may be lost."""
     wanted = manifests.files_manifest(claim, mount)
     first, end = str(wanted["metadata"]["name"]), time.monotonic() + START_S
-    names, why = [first, *(f"{first}-{n}" for n in range(2, MOST_LEAVING))], "all pods of that name are leaving"
+    names, why = [first, *(f"{first}-{n}" for n in range(2, MOST_LEAVING))], "all pods of that name are terminating"
     while time.monotonic() < end:
         pods = ((name, api.pod(name)) for name in names)
         name, pod = next(
@@ -201,11 +201,13 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
             api.delete_pod(name, about["uid"])
         why = waits_for(pod) or str(status.get("phase"))
         time.sleep(LOOK_S)
-    raise Unreachable(f"the pod {first}, which reaches the files, does not start: {why}", "Look at its events.")
+    raise Unreachable(
+        f"the pod {first}, which gives access to the files, does not start: {why}", "Check the pod's events."
+    )
 
 
 def waits_for(pod: Mapping[str, Any]) -> str:
-    """Return what a pod waits for, in the cluster's words; "" where it does not wait."""
+    """Return the cluster's reason for a pod's wait; "" if it does not wait."""
     status = part_of(pod, "status")
     for container in rows_in(status, "containerStatuses"):
         waiting = part_of(part_of(container, "state"), "waiting")

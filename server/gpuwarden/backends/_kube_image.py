@@ -1,7 +1,7 @@
-"""Read from the name of a public image whether it has Python, of which version, and which packages.
+"""Derive from the name of a public image whether it has Python, its version, and its packages.
 
-Nothing is fetched. The names are those of Docker Hub's own images, and of images whose tags are versions; of every
-other image nothing is known.
+No image is downloaded. Known names are those of Docker Hub's official images, and of images whose tags are versions;
+all other images are unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INSTALLERS: Final = frozenset({"pip", "setuptools", "wheel", "uv"})
 
 
 def image_readiness(image: str, needs: Needs) -> Readiness:
-    """Return what an image surely lacks of what a script asks for. A pod's script starts by `python3`, never by uv."""
+    """Return requirements that an image certainly does not meet. Pods start scripts with `python3`, never with uv."""
     where = f"in the image {image}"
     if _WITHOUT.fullmatch(image):
         return Readiness(where=where, uv=Uv.UNUSED, no_python=True)
@@ -48,7 +48,7 @@ def image_readiness(image: str, needs: Needs) -> Readiness:
 
 
 def _asked(text: str) -> Requirement | None:
-    """Return a requirement; None for one that is not understood, or that only some machines have."""
+    """Parse a requirement; None if it is invalid, or if it has an environment marker."""
     try:
         asked = Requirement(text)
     except InvalidRequirement:

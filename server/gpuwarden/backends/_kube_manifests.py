@@ -1,6 +1,6 @@
-"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod that reaches the claim's files.
+"""Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod for the claim's files.
 
-An object's name has the token, and its annotations repeat token and run folder: a name can be taken by another tool.
+An object's name contains the token. Its annotations repeat token and run folder, since another tool can use the name.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ATTEMPT: Final = "gpuwarden.dev/attempt"
 TOKEN: Final = "gpuwarden.dev/token"  # noqa: S105 - the name of an annotation
 RUN_DIR: Final = "gpuwarden.dev/run-folder"
 RUNS: Final = "gpuwarden.dev/runs"
-"""The label by which a person chooses the claim that run folders go to."""
+"""The label by which the user selects the claim for run folders."""
 FILES_IMAGE: Final = "gpuwarden.dev/image"
 USER: Final = "gpuwarden.dev/user"
 KUEUE: Final = "kueue.x-k8s.io/queue-name"
 MAIN: Final = "job"
 POD_ID: Final = "GPUWARDEN_POD"
-"""The variable by which the runner knows one pod of a job from the next."""
+"""The variable by which the runner distinguishes the pods of a job."""
 SAVE_S: Final = 60
 KEPT_S: Final = 7 * 86400
 """Time for which an ended job stays in the cluster's records."""
 FILES_S: Final = 4 * 3600
-"""After how long the pod for files ends; it is made again when it is needed."""
+"""Lifetime in seconds of the pod for files; it is recreated when needed."""
 INTERRUPTED: Final = 143
 """The runner's exit code after an interruption."""
 
@@ -65,7 +65,7 @@ def job_manifest(
     if secret:
         own = {"secretKeyRef": {"name": f"{stem}-a{attempt}", "key": "order"}}
         container["env"].append({"name": "GPUWARDEN_ORDER", "valueFrom": own})
-    # A later attempt is gpuwarden's own restart: were it started again as often, the limits would multiply.
+    # A later attempt is a restart by gpuwarden. If the cluster restarted it as often again, the limits would multiply.
     restarts = {"backoffLimit": spec.max_restarts if attempt == 1 else 0, "podFailurePolicy": policy("FailJob")}
     labels = {**OWNER, JOB: stem, ATTEMPT: str(attempt)}
     return whole_job(spec, f"{stem}-a{attempt}", labels, {TOKEN: token, RUN_DIR: run_dir}, pod, restarts)
@@ -74,7 +74,7 @@ def job_manifest(
 def whole_job(
     spec: JobSpec, name: str, labels: Mapping[str, str], notes: Mapping[str, str], pod: Manifest, more: Manifest
 ) -> Manifest:
-    """Return a job around its pod. `more` is how it is repeated."""
+    """Return a job with this pod. `more` has its restart settings."""
     queue = read_options(spec).queue
     return {
         "apiVersion": "batch/v1",
@@ -95,14 +95,14 @@ def whole_job(
 
 
 def policy(action: str) -> Manifest:
-    """Return the policy by which an interruption is repeated, and the job's own failure leads to `action`."""
+    """Return the policy that restarts after an interruption, and applies `action` to a failure of the job."""
     ends = {"containerName": MAIN, "operator": "NotIn", "values": [0, INTERRUPTED]}
     taken = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return {"rules": [taken, {"action": action, "onExitCodes": ends}]}
 
 
 def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod that a job asks for, without its command."""
+    """Return the pod of a job, without its command."""
     options = read_options(spec)
     labels = dict(pair.split("=", 1) for pair in options.node_selector)
     if spec.gpu and spec.gpu.lower() not in ANY_GPU:
@@ -137,7 +137,7 @@ def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def _shared(claim: Mapping[str, Any]) -> Manifest:
-    """Return what both kinds of pods have: the claim, its user, and no key to the cluster."""
+    """Return the settings of both kinds of pods: the claim, its user, and no credentials for the cluster."""
     user = str(claim["metadata"].get("annotations", {}).get(USER, ""))
     as_user = {"runAsUser": int(user), "runAsNonRoot": user != "0", "fsGroup": int(user)} if user.isdecimal() else {}
     return {
@@ -185,7 +185,7 @@ def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manife
 
 
 def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod that reaches the claim's files. It asks for little, and ends by itself."""
+    """Return the pod for the claim's files. It requests few resources, and ends on its own."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

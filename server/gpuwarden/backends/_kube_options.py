@@ -1,4 +1,4 @@
-"""The options of a Kubernetes job, and what the cluster is asked for. Every option is a word or a list of words."""
+"""The options of a Kubernetes job, and its request to the cluster. Every option is a word or a list of words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE: Final = "python:3.12-slim"
 """The image of the pod that reads and writes files, unless the claim names another."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 ROOM_S: Final = 240
-"""Time of a pod beyond the job's time limit: to start, and to save."""
+"""Seconds added to the job's time limit for its pod: to start, and to save."""
 
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 _Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}$")]
@@ -27,7 +27,7 @@ _Taint = Annotated[
 
 
 class KubernetesOptions(Frozen):
-    """Options that only Kubernetes has. Only `image` has to be there."""
+    """Kubernetes' own options. Only `image` is required."""
 
     image: _Image
     cpus: int | None = Field(default=None, ge=1, le=1_000)
@@ -48,7 +48,7 @@ class KubernetesOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> KubernetesOptions:
-    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
     try:
         return KubernetesOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def read_options(spec: JobSpec) -> KubernetesOptions:
 
 
 def asked_of(spec: JobSpec, namespace: str) -> Asked:
-    """Return what the cluster is asked for; the queue is the namespace, or Kueue's in it."""
+    """Return the request to the cluster; the queue is the namespace, or a queue of Kueue in it."""
     options = read_options(spec)
     any_type = spec.gpu is None or spec.gpu.lower() in ANY_GPU
     return Asked(

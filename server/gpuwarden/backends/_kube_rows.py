@@ -1,8 +1,8 @@
 """Combine a Kubernetes Job and its pods into one row.
 
-The row has Slurm's names of states, such as PENDING and COMPLETED, so that `_slurm_observation` compares it with the
-runner's status as it compares a job of Slurm. An array is one Indexed Job, and each of its indexes becomes a row. A Job
-whose annotations have another token or run folder was made by another tool, and is left out.
+The row uses Slurm's names of states, such as PENDING and COMPLETED, so that `_slurm_observation` can combine it with
+the runner's status like a job of Slurm. An array is one Indexed Job, and each of its indexes becomes a row. A Job whose
+annotations have another token or run folder was created by another tool, and is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True)
 class KubeRow(Row):
-    """One job, or one task of an array: the object that has it, and its pods that have not ended."""
+    """One job, or one task of an array: its Job object, and its pods that have not ended."""
 
     token: str = ""
     job: str = ""
@@ -43,7 +43,7 @@ class KubeRow(Row):
 
 @dataclass(frozen=True)
 class _Task:
-    """What an object of the cluster says of one job in it."""
+    """One job's data in an object of the cluster."""
 
     token: str
     run_dir: str
@@ -52,12 +52,12 @@ class _Task:
 
 
 def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
-    """Return whether a job of the cluster is that of a handle, or an array with a task of it."""
+    """Return whether a job of the cluster belongs to a handle, alone or as a task of an array."""
     return any((task.token, task.run_dir) == (handle.token, handle.run_dir) for task in _tasks(job))
 
 
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
-    """Yield the tasks of a job, a single one where it is not an array. Raises BadReply for an array in another form."""
+    """Yield the tasks of a job, a single one if it is not an array. Raises BadReply for an array in another form."""
     notes = part_of(job["metadata"], "annotations")
     if TASKS not in notes:
         attempt = str(part_of(job["metadata"], "labels").get(ATTEMPT))
@@ -69,7 +69,7 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
             yield _Task(str(token), str(run_dir), int(attempt), index)
     except (ValueError, TypeError, RecursionError) as error:
         name = line(job["metadata"]["name"])
-        raise BadReply(f"the array {name} lists its tasks in another form", "Nothing is concluded from it.") from error
+        raise BadReply(f"the array {name} lists its tasks in an unknown form", "It was ignored; try again.") from error
 
 
 def rows_of(
@@ -102,12 +102,12 @@ def rows_of(
 
 
 def indexes(text: object) -> frozenset[int]:
-    """Read a list of indexes such as `0,2-4`. Raises BadReply for another form, or more than an array has."""
+    """Parse a list of indexes such as `0,2-4`. Raises BadReply for another form or an index above `MOST_TASKS`."""
     found: set[int] = set()
     for part in str(text or "").split(",") if text else ():
         ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
         if ends is None or int(ends[2] or ends[1]) > MOST_TASKS:
-            raise BadReply("the cluster lists indexes in a form that is not known", "Nothing is concluded.")
+            raise BadReply("the cluster lists indexes in an unknown form", "The list was ignored; try again.")
         found.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     return frozenset(found)
 
@@ -117,7 +117,7 @@ def _row(
 ) -> KubeRow:
     about = job["metadata"]
     if not task.attempt:
-        raise BadReply(f"the job {line(about['name'])} has no attempt", "Nothing is concluded from it.")
+        raise BadReply(f"the job {line(about['name'])} has no attempt", "It was ignored; try again.")
     newest = max(pods, key=_age, default=None)
     state, why = _state(job, newest) if task.index is None else _state_of_index(job, pods, newest, task.index, ends)
     ended = _ended(newest)
@@ -154,7 +154,7 @@ def _row(
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Order pods by their creation, whose times are whole seconds: of two, the one that ended was the first."""
+    """Return the sort key of a pod: its creation in whole seconds; of equal ones, an ended pod comes first."""
     return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
@@ -213,7 +213,7 @@ def _failure(reason: str, pod: Mapping[str, Any] | None) -> str:
 
 
 def _interrupted(pod: Mapping[str, Any]) -> bool:
-    """Return whether the cluster took the pod: preempted, evicted, or its node went away."""
+    """Return whether the cluster interrupted the pod: it was preempted or evicted, or its node was lost."""
     conditions = rows_in(part_of(pod, "status"), "conditions")
     return any(c.get("type") == "DisruptionTarget" and c.get("status") == "True" for c in conditions)
 

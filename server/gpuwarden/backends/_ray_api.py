@@ -1,7 +1,7 @@
-"""Ask a Ray cluster through the Jobs API of its dashboard, and read its answers.
+"""Call a Ray cluster through the Jobs API of its dashboard, and parse its answers.
 
-Plain HTTP by the client that is here already: Ray's own weighs 380 MB, has to be of the cluster's version, and sends
-the same six requests. A list in another form is never an empty one.
+Uses the HTTP client that gpuwarden already has: Ray's own client has 380 MB, must match the cluster's version, and
+sends the same six requests. A list in an unknown form is never taken for an empty one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECT_S: Final = 10.0
 REPLY_S: Final = 40.0
 MAX_REPLY: Final = 256 << 20
 OLDEST: Final = (2, 8)
-"""The first version that lists the exit code of a job's command."""
+"""The first version that reports the exit code of a job's command."""
 MARK: Final = "gpuwarden_job"
 FOLDER: Final = "gpuwarden_folder"
 ATTEMPT: Final = "gpuwarden_attempt"
@@ -38,7 +38,7 @@ _ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,3}")
 _PYTHON: Final = re.compile(r"/lib(?:64)?/python([0-9])\.([0-9]{1,2})/(?:site|dist)-packages/ray/")
 _VERSION: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 
-# Ray's states in the words that `_slurm_observation` combines with the runner's.
+# Ray's states as the states that `_slurm_observation` combines with the runner's status.
 _STATES: Final = {
     "PENDING": "PENDING",
     "RUNNING": "RUNNING",
@@ -54,11 +54,11 @@ _TAKEN: Final = frozenset(
         "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
     }
 )
-"""Failures that are none of the command's own: its node, or Ray's process beside it."""
+"""Failures of the node or of Ray's supervisor process, not of the command."""
 
 
 def submission_id(stem: str, attempt: int, run_dir: str) -> str:
-    """Return the id of an attempt: Ray refuses a second job of the same id, and another run folder has another."""
+    """Return the id of an attempt. Ray refuses a second job with the same id; another run folder has another id."""
     return f"{stem}-a{attempt}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
 
 
@@ -72,7 +72,7 @@ def address(place: Place) -> tuple[str, int]:
 
 
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine: one of its addresses can be bound. False where it has no address."""
+    """Return whether a host is this machine: one of its addresses can be bound. False if it has no address."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # the latter for a name that DNS can't have
@@ -88,9 +88,9 @@ def is_here(host: str) -> bool:
 
 
 async def ask(place: Place, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Return the status and the parsed JSON of one reply; its text where it is not JSON.
+    """Return the status and the parsed JSON of one reply, or its text if it is not JSON.
 
-    Raises `Unreachable` where no whole reply came, `AuthFailed` where the cluster wants a token that it did not get.
+    Raises `Unreachable` if no complete reply came, `AuthFailed` if the cluster requires a token.
     """
     import httpx2
 
@@ -112,14 +112,16 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
                 async for piece in reply.aiter_bytes():
                     raw += piece
                     if len(raw) > MAX_REPLY:
-                        raise BadReply(f"Ray's reply is longer than {MAX_REPLY >> 20} MiB", "Nothing is concluded.")
+                        raise BadReply(
+                            f"Ray's reply is longer than {MAX_REPLY >> 20} MiB", "It was ignored; try again."
+                        )
     except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
         why = f"Ray does not answer at {host}:{port} ({type(error).__name__})"
-        raise Unreachable(why, "Is `ray start --head` up, and its dashboard reachable?") from error
+        raise Unreachable(why, "Check that `ray start --head` is running and its dashboard is reachable.") from error
     if reply.status_code in {401, 403}:
         raise AuthFailed(
-            f"Ray at {host}:{port} wants a token",
-            "Set RAY_AUTH_TOKEN; it is sent over TLS or to this machine only, so reach the cluster by an SSH tunnel.",
+            f"Ray at {host}:{port} requires a token",
+            "Set RAY_AUTH_TOKEN; it is sent only over TLS or to this machine, so use an SSH tunnel to the cluster.",
         )
     try:
         return reply.status_code, json.loads(raw)
@@ -130,15 +132,15 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
 def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Row]:
     """Return the last attempt of each of these jobs, by stem. `folders` has their run folders.
 
-    Only a job whose metadata names the same folder, and whose id is of that, is ours: anybody can copy one of both. Of
-    the jobs of others nothing more is read, so that none of them hides ours.
+    A job is gpuwarden's only if both its metadata and its id match the folder: another user could copy one of them.
+    Nothing else is read of other jobs, so that none of them can hide gpuwarden's.
     """
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
     if status != 200 or not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise BadReply("Ray's jobs came in a form that is not known", "Is it Ray's dashboard that answers there?")
+        raise BadReply("Ray's list of jobs has an unknown form", "Check that Ray's dashboard answers at this address.")
     if not all(row.get("type") == "DRIVER" or isinstance(row.get("submission_id"), str) for row in found):
-        raise BadReply("Ray lists jobs in a form that is not known", "Nothing is concluded from it.")
+        raise BadReply("Ray lists jobs in an unknown form", "The list was ignored; try again.")
     rows: dict[str, Row] = {}
     for raw in found:
         marks = raw.get("metadata")
@@ -158,7 +160,7 @@ def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Ro
 def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
     state = _STATES.get(str(raw.get("status")))
     if state is None:
-        raise BadReply("Ray lists one of our jobs in a form that is not known", "Nothing is concluded from it.")
+        raise BadReply("Ray lists one of gpuwarden's jobs in an unknown form", "The list was ignored; try again.")
     error, code = str(raw.get("error_type") or ""), raw.get("driver_exit_code")
     if state == "FAILED" and error in _TAKEN:
         state = "NODE_FAIL"
@@ -187,7 +189,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
 
 
 def last_line(text: object) -> str:
-    """Return the last line of what Ray says, which names the cause; a whole log or a traceback stands before it."""
+    """Return the last line of Ray's text, which names the cause; a log or a traceback precedes it."""
     lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
     return line(lines[-1] if lines else "no reason given", 300)
 
@@ -199,15 +201,17 @@ def _seconds(value: object) -> float | None:
 def read_limits(
     version: tuple[int, Any], nodes: tuple[int, Any], cluster: tuple[int, Any], asked: Asked
 ) -> EngineLimits:
-    """Return what a cluster allows, from its version, its list of nodes and its autoscaler's report."""
+    """Return a cluster's limits, from its version, its list of nodes and its autoscaler's report."""
     number = version[1].get("ray_version") if version[0] == 200 and isinstance(version[1], dict) else None
     parts = _VERSION.match(str(number or ""))
     if parts is None:
-        raise BadReply("Ray's dashboard names no version", "Is it Ray that answers there?")
+        raise BadReply("Ray's dashboard reports no version", "Check that Ray answers at this address.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
-        raise NotSupported(f"Ray {line(number, 40)} is too old: it lists no exit codes before 2.8", "Use a newer Ray.")
-    # Where nothing adds nodes, Ray's monitor makes up a type for each. It reports some seconds after the head's start,
-    # and the monitor of KubeRay not at all: nothing else proves that no node will be added.
+        raise NotSupported(
+            f"Ray {line(number, 40)} is too old: gpuwarden needs its exit codes", "Use Ray 2.8 or newer."
+        )
+    # If nothing adds nodes, Ray's monitor invents a type for each node. It reports some seconds after the start of the
+    # head, and KubeRay's monitor never does. Nothing else proves that no node will be added.
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
     made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
     queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)
@@ -215,9 +219,9 @@ def read_limits(
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
-    """Return the Python of a cluster, as the path of each node's Ray names it; None where a node names none.
+    """Return a cluster's Python version from the path of each node's Ray; None if a path does not contain it.
 
-    Ray's dashboard names no version of Python, and Ray itself takes only nodes of one.
+    Ray's dashboard does not report the version, and Ray accepts only nodes with the same one.
     """
     listed = _part(nodes[1], "data", "summary")
     found = set()
@@ -239,7 +243,7 @@ def _part(value: object, *names: str) -> object:
 
 
 def _queue(found: object, *, fixed: bool) -> Queue:
-    """Return the most that one node has. Without a known, fixed list of nodes there is not such a limit."""
+    """Return the maximum resources of one node. Without a known, fixed list of nodes they have no limit."""
     plain = Queue(name="cluster", default=True, open=True, max_s=UNLIMITED)
     listed = _part(found, "data", "result", "result")
     rows = listed if isinstance(listed, list) else []

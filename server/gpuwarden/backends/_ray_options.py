@@ -1,4 +1,4 @@
-"""A job as Ray gets it: its options, its runtime environment from the script's header, and its entrypoint."""
+"""Convert a job for Ray: its options, its runtime environment from the script's header, and its entrypoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gpuwarden.remote.ssh.shell_quote import quote
 from gpuwarden.static_analysis.script import read_header
 
 STOP_WAIT_S: Final = 3_700
-"""How long Ray waits after its SIGTERM. The runner, whose grace is an hour at most, kills before that."""
+"""Seconds that Ray waits after its SIGTERM. The runner, whose grace is at most an hour, kills the command earlier."""
 NO_FOLDER: Final = 97
 PYTHON: Final = "python3"
-"""The interpreter on a node: that of the runtime environment, else the one on Ray's own PATH."""
+"""The interpreter on a node: that of the runtime environment, otherwise the one on Ray's own PATH."""
 _ANY_GPU: Final = frozenset({"gpu", "any"})
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 
 
 class RayOptions(Frozen):
-    """Options that only Ray has, for the entrypoint. Every field can be left out."""
+    """Ray's own options for the entrypoint. Every field is optional."""
 
     cpus: float | None = Field(default=None, gt=0, le=100_000)
     memory_gb: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -35,7 +35,7 @@ class RayOptions(Frozen):
 
 
 def read_options(spec: JobSpec) -> RayOptions:
-    """Return a spec's options. Raises BadRequest with what is wrong, and the options that there are."""
+    """Return a spec's options. Raises BadRequest with the problem and the list of options."""
     try:
         return RayOptions.model_validate(spec.options)
     except ValidationError as error:
@@ -47,7 +47,7 @@ def read_options(spec: JobSpec) -> RayOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return what Ray is asked for."""
+    """Return the request to Ray."""
     options = read_options(spec)
     return Asked(
         cpus=int(-(-options.cpus // 1)) if options.cpus else None,
@@ -58,7 +58,7 @@ def asked_of(spec: JobSpec) -> Asked:
 
 
 def runtime_env(spec: JobSpec) -> dict[str, Any]:
-    """Return the runtime environment: what the script's header depends on. It holds no secret, for Ray shows it."""
+    """Return the runtime environment with the header's dependencies. It has no secrets, because Ray displays it."""
     header = read_header(spec.script) if spec.script is not None else None
     packages = list(header.dependencies) if header else []
     pip = {"pip": {"packages": packages, "pip_check": False}} if packages else {}
@@ -87,12 +87,12 @@ def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -
 
 
 def secrets_name(attempt: int | None) -> str:
-    """Return the name of the file that brings an attempt's secrets to its node; for all attempts, a pattern of it."""
+    """Return the name of the file with an attempt's secrets, or a pattern for the files of all attempts."""
     return f"secrets.{attempt or '*'}.json"
 
 
 def entrypoint(attempt: int, run_dir: str, runner: str) -> str:
-    """Return the shell text that Ray runs. It has paths only: everybody who sees the dashboard reads it."""
+    """Return the shell script that Ray runs. It has only paths and no secrets, because the dashboard displays it."""
     secrets = quote(f"{run_dir}/{secrets_name(attempt)}")
     missing = f"the run folder {run_dir} is not on this node, or not this user's"
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Shared base of the backends that run jobs through the runner: verbs in, models out. They differ in transport."""
+"""Shared base of the backends that run jobs through the runner. They differ only in transport."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote import launch
 
 CALL_S = 60.0  # a verb that answers at once
-STOP_S = 15.0  # how long a stop is awaited; a job with a longer grace goes on saving
-SILENCE_S = 120.0  # a verb that works long gives a sign of life every few seconds
+STOP_S = 15.0  # time to wait for a stop; a job with a longer grace continues to save
+SILENCE_S = 120.0  # a long verb sends a progress line every few seconds
 MAX_REPLY = 256 << 20
-MAX_LINES = 210_000  # the runner lists at most 200,000 files, and gives a sign of life now and then
+MAX_LINES = 210_000  # the runner lists at most 200,000 files; the rest are progress lines
 SHORT = 1 << 20
 
 
 class RunnerBackend:
     """The verbs that only need a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`.
 
-    A backend of an engine whose machines share a file system with one that can be reached takes a subclass for the
-    files there, and lets the engine start what was staged: see `slurm`.
+    If an engine's machines share a file system with a reachable host, the engine's backend uses a subclass for the
+    files on that host, and the engine starts the staged job: see `slurm`.
     """
 
     name: str
@@ -53,31 +53,34 @@ class RunnerBackend:
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb at the place and return its lines. `Unreachable` after `silence_s` without one."""
+        """Run one verb at the place and return its lines. Raises `Unreachable` after `silence_s` without a line."""
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token at a place. Raises a `WardenError` when the place can't be looked at."""
+        """Return the handle of a token at a place. Raises a `WardenError` if the place can't be reached."""
         raise NotImplementedError
 
     async def stage(
         self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
     ) -> tuple[Handle, launch.Launch]:
-        """Put everything that a job needs into its run folder, unless it is there, and start nothing."""
+        """Put a job's files into its run folder, unless they exist, without starting the job."""
         raise NotImplementedError
 
     async def ask(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run one verb that answers with one object, and raise the error that a refusal means."""
+        """Run one verb that returns one object. A refusal is raised as the error that it stands for."""
         lines = await self.ask_lines(place, verb, run_dir, request, silence_s=silence_s)
         if len(lines) != 1:
-            raise BadReply(f"the runner's {verb} gave {len(lines)} answers instead of one", "Is the disk full there?")
+            raise BadReply(
+                f"the runner's {verb} gave {len(lines)} answers instead of one",
+                "Check that the machine's disk is not full.",
+            )
         launch.raise_for(lines[0])
         return lines[0]
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token, None when it was never launched there."""
+        """Return the job of a token, None if it was never launched there."""
         try:
             handle = await self.handle_of(place, token)
             seen = (await self._look([handle]))[handle.run_dir]
@@ -102,7 +105,7 @@ class RunnerBackend:
         reply = await self.ask(handles[0].place, "poll", None, {"dirs": dirs, "launched": launched})
         jobs = reply.get("jobs")
         if not isinstance(jobs, dict) or not all(isinstance(jobs.get(d), dict) for d in dirs):
-            raise BadReply("the runner's poll does not answer for every job", "Ask again.")
+            raise BadReply("the runner's poll does not answer for every job", "Try again.")
         return jobs
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
@@ -111,29 +114,29 @@ class RunnerBackend:
         try:
             return LogChunk(**{k: reply.get(k) for k in ("text", "next", "size", "truncated")})  # type: ignore[arg-type]
         except ValidationError as error:
-            raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Ask again.") from error
+            raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Try again.") from error
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return what each spool file of a job has after its cursor, a bounded piece of it."""
+        """Return a bounded piece of each spool file of a job, from its cursor on."""
         reply = await self.ask(handle.place, "spool", handle.run_dir, {"cursors": dict(cursors)})
         try:
             return {name: SpoolPiece.model_validate(piece) for name, piece in reply["files"].items()}
         except (ValidationError, AttributeError, KeyError) as error:
-            raise BadReply("the runner's spool has another form", "Ask again.") from error
+            raise BadReply("the runner's spool reply has an unknown form", "Try again.") from error
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping of a place's absolute paths, as the runner takes it."""
+        """Return the mapping of a place's absolute paths for the runner's requests."""
         return place.mapping
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Return the files under `paths`, without digests."""
-        return await self._roster("list", handle, paths)
+        return await self._listed("list", handle, paths)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Return the files under `paths`, with digests."""
-        return await self._roster("manifest", handle, paths)
+        return await self._listed("manifest", handle, paths)
 
-    async def _roster(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
+    async def _listed(self, verb: str, handle: Handle, paths: Iterable[str]) -> Manifest:
         request = {"paths": list(paths), "parts": verb == "manifest", **self.mapping(handle.place)}
         lines = await self.ask_lines(handle.place, verb, handle.run_dir, request, silence_s=SILENCE_S)
         return await to_thread.run_sync(launch.manifest, lines)
@@ -141,7 +144,7 @@ class RunnerBackend:
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return the shipped archive's findings by output, examined in place; they are claims of that machine."""
+        """Return the uploaded archive's findings by output. The machine reports them; they are not verified."""
         archive, content = launch.checker()
         request = {"paths": list(paths), "archive": archive, "seconds": seconds, "against": against, "deeper": level}
         request |= {"structure": level is Level.STRUCTURE, **self.mapping(handle.place)}
@@ -160,22 +163,22 @@ class RunnerBackend:
         raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return processes and fresh files that are not a declared part of a job."""
+        """Return processes and new files that are not a declared part of a job."""
         request = {**launch.marked(handle.place), **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Let the machine of a launched job stop itself, as it was told at the launch. Twice is as good as once."""
+        """Start self-stop on the machine of a launched job, with the settings of the launch. Idempotent."""
         if handle.place.park is not None:
             order = {"park": handle.place.park.order, "attempt": attempt}
             await self.ask(handle.place, "park", handle.run_dir, order)
 
     async def hold(self, handle: Handle) -> None:
-        """Keep the machine of a job from stopping itself, for good."""
+        """Disable self-stop on the machine of a job permanently."""
         await self.ask(handle.place, "hold", handle.run_dir, {})
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a job that is gone; a long grace is PENDING meanwhile."""
+        """End the job's process group. Never raises for a job that is gone; returns PENDING during a long grace."""
         wait_s = min(grace_s + 5, STOP_S)
         request = {"grace_s": grace_s, "wait_s": wait_s, "token": handle.token}
         reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=wait_s + CALL_S)
@@ -186,16 +189,16 @@ class RunnerBackend:
 
 
 class MachineBackend(RunnerBackend):
-    """A runner that is on the job's own machine, not on one of an engine."""
+    """A backend whose runner is on the job's own machine, not on a machine of an engine."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
-        """Return what commands that only read print there, by their names."""
+        """Return the output of read-only commands on the machine, by their names."""
         request = {"commands": {name: list(argv) for name, argv in commands.items()}}
         reply = await self.ask(handle.place, "look", handle.run_dir, request)
         try:
             return {name: Printed.model_validate(reply["answers"][name]) for name in commands}
         except (ValidationError, KeyError, TypeError) as error:
-            raise BadReply("the runner's look has another form", "Ask again.") from error
+            raise BadReply("the runner's look reply has an unknown form", "Try again.") from error
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:
@@ -212,10 +215,10 @@ def _parsed(raw: bytes) -> list[dict[str, Any]]:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return one line of the runner."""
+    """Parse one line of the runner."""
     try:
         found = json.loads(line)
-        if b"\\ud" in line.lower():  # an unpaired surrogate: nothing could store it, compare it or show it
+        if b"\\ud" in line.lower():  # an unpaired surrogate can't be stored, compared or displayed
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the runner's answer is not JSON: {line[:80]!r}", "Try again.") from error

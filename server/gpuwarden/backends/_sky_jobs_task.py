@@ -1,7 +1,7 @@
-"""Build the task of a managed job of SkyPilot's: its name, and a command that brings our runner along.
+"""Build the task of a managed job of SkyPilot: its name, and a command that contains gpuwarden's runner.
 
-No machine of it can be reached from here. The runner, what seals checkpoints and the job's script travel inside the
-command, which unpacks them on whatever machine the controller rents, and again on the next one.
+gpuwarden can't connect to its machines. The command contains the runner, the archive that seals checkpoints and the
+job's script, and unpacks them on each machine that the controller rents.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpuwarden.remote.sky.rows import task
 from gpuwarden.static_analysis.script import start_header
 
 MAX_FILES: Final = 640 << 10
-"""Bytes of the packed files, most of which are ours: SkyPilot stores the command with every job."""
+"""Maximum bytes of the packed files, most of which are gpuwarden's: SkyPilot stores the command with every job."""
 ATTEMPT: Final = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 FOLDER: Final = "/GPUWARDEN_RUN_FOLDER"
-"""Replaced on the machine by the path of the run folder, which is below a home folder that nobody knows before."""
+"""Replaced on the machine by the path of the run folder, whose home folder is unknown before."""
 RUN_ID: Final = "SKYPILOT_INTERNAL_JOB_ID"
-"""The variable by which the runner knows one start on a machine from the next."""
+"""The variable by which the runner distinguishes the starts on a machine."""
 _RUN = """\
 set -eu
 export PATH="$HOME/.local/bin:$PATH"
@@ -52,19 +52,19 @@ command -v uv > /dev/null || python3 -c 'import {module}' || {{
 
 
 def stem_of(place: Place, token: str) -> str:
-    """Return what the names of all attempts of a token begin with. A reservation's id has the token in it."""
+    """Return the common start of the names of a token's attempts. A reservation's id contains the token."""
     lease = place.instance_id or ""
     return launch.run_name(lease if lease.startswith(f"{token}-") else token)
 
 
 def named(name: str) -> tuple[str, int]:
-    """Return the stem and the attempt of a managed job's name; an empty stem for one that is not ours."""
+    """Return the stem and the attempt of a managed job's name; the stem is empty if gpuwarden did not submit it."""
     found = ATTEMPT.fullmatch(name)
     return (found[1], int(found[2])) if found else ("", 0)
 
 
 def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
-    """Return the task's part about its machine. SkyPilot repeats no command that failed by itself."""
+    """Return the machine part of the task. SkyPilot does not restart a command that failed on its own."""
     asked = Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -78,7 +78,7 @@ def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
 def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
     """Return the shell script that unpacks the runner and the job's files, and becomes the runner.
 
-    Raises BadRequest for a script that is too long to travel in it.
+    Raises BadRequest for a script that is too long for it.
     """
     stem = stem_of(place, token)
     interpreter = ("uv", *uv_run(spec.script)) if spec.script and start_header(spec.script) else ("python3",)
@@ -88,7 +88,7 @@ def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
     if len(packed) > MAX_FILES:
         raise BadRequest(
             f"the script is too long for a managed job: {len(packed):,} bytes packed, {MAX_FILES:,} fit",
-            "Put it into a repo or behind a raw address, and run that with `uv run`.",
+            "Upload it to a repo or another URL, and run that with `uv run`.",
         )
     store = StoreAddress.parse(spec.artifact_store) if spec.artifact_store else None
     return _RUN.format(

@@ -1,6 +1,6 @@
-"""Read what a cluster allows: `scontrol show config` and `show partition`, `sinfo`, and its accounting.
+"""Read a cluster's limits: `scontrol show config` and `show partition`, `sinfo`, and its accounting.
 
-These texts have had one form for many versions. What a cluster does not say stays unknown.
+The form of these texts has not changed for many versions. Missing values stay unknown.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuwarden.core.sanitize import line
 OLDEST: Final = (21, 8)
 """The first version whose `squeue` answers in JSON."""
 REQUEUE_S: Final = 120.0
-"""Munge's credentials expire after two minutes by default; a job that was queued again can't start before."""
+"""Munge's credentials expire after two minutes by default; a requeued job can't start before."""
 SHORTEST_S: Final = 5.0
-"""Slurm falls back to its default for a shorter life of a credential."""
+"""For a shorter credential lifetime, Slurm uses its default."""
 _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
     "OFF": "no",
     "REQUEUE": "requeue",
@@ -30,16 +30,17 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 
 
 def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
-    """Return the limits from the agent's answer. Raises a `WardenError` where Slurm is silent, odd or too old."""
+    """Return the limits from the agent's answer. Raises a `WardenError` if it is missing, invalid or too old."""
     pairs = (row.partition("=") for row in _text(found, "config").splitlines())
     config = {name.strip(): value.strip() for name, equals, value in pairs if equals}
     version = config.get("SLURM_VERSION", "")
     parts = re.match(r"(\d+)\.(\d+)", version)
     if parts is None:
-        raise BadReply("Slurm's configuration names no version", "Is it Slurm that answers there?")
+        raise BadReply("Slurm's configuration has no version", "Check that the commands there are Slurm's.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
         raise NotSupported(
-            f"Slurm {line(version, 40)} is too old: its lists can't be read before 21.08", "Ask for a newer Slurm."
+            f"Slurm {line(version, 40)} is too old: gpuwarden needs 21.08 or newer",
+            "Ask the cluster's administrator for an update.",
         )
     queues = _queues(_text(found, "partitions"), config, _nodes(_optional(found, "nodes")))
     policy = _policy(found, config, asked, queues)
@@ -63,7 +64,7 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
 
 @dataclass(frozen=True)
 class _Policy:
-    """What accounting says of a job: nothing is known of a cluster without any."""
+    """The limits of Slurm's accounting for a job; all unknown for a cluster without accounting."""
 
     accounts: tuple[str, ...] | None = None
     qos: tuple[str, ...] | None = None
@@ -71,7 +72,7 @@ class _Policy:
     unread: str = ""
 
     def explains(self, refusal: str, asked: Asked) -> bool:
-        """Return whether a refusal, which has no figure, is one that the accounts, QOS or limits give the reason of."""
+        """Return whether the known accounts, QOS or limits explain a refusal, which itself has no numbers."""
         return any(
             text in refusal and known
             for text, known in (
@@ -84,7 +85,7 @@ class _Policy:
 
 
 def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, queues: Sequence[Queue]) -> _Policy:
-    """Read the accounts, the QOS and the limits that count. A cluster that enforces them and is silent leaves a gap."""
+    """Read the accounts, QOS and limits for a job. `unread` names enforced ones that the cluster did not report."""
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         return _Policy()
     enforced = set(re.findall(r"\w+", config.get("AccountingStorageEnforce", "none"))) - {"none", "null"}
@@ -108,7 +109,7 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
 
 
 def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
-    """Return the QOS that a job gets: the one that it names, or the default of its association; "" if not known."""
+    """Return the QOS of a job: the requested one, or the default of its association; "" if unknown."""
     if asked.qos:
         return asked.qos
     account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
@@ -120,32 +121,32 @@ def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Tabl
 
 
 def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
-    """Return which of the accounting's answers are missing, and what Slurm said instead."""
+    """Return which answers of the accounting are missing, and Slurm's error."""
     answers = (found.get(part) for part in silent)
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
-    said = next((str(error) for error in errors if error), "its answer is not understood")
+    said = next((str(error) for error in errors if error), "its answer can't be parsed")
     return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(said, 300)}"
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:
-    """Return the rows of an answer of `sacctmgr`; None for no answer, or one in another form."""
+    """Return the rows of an answer of `sacctmgr`; None if it is missing or has another form."""
     rows = [row.split("|") for row in text.splitlines() if row.strip()] if text is not None else None
     return rows if rows is not None and all(len(row) == columns for row in rows) else None
 
 
 def _text(found: Mapping[str, Any], part: str) -> str:
-    """Return the output of a command that has to answer."""
+    """Return the output of a required command. Raises BadReply or Unreachable without one."""
     done = found.get(part)
     if not isinstance(done, Mapping) or not isinstance(done.get("out"), str):
-        raise BadReply(f"the answer about Slurm's {part} is not understood", "Try again.")
+        raise BadReply(f"the answer about Slurm's {part} can't be parsed", "Try again.")
     if done.get("rc") != 0:
         raise Unreachable(f"Slurm does not answer: {line(done.get('err') or 'no reason given', 300)}", "Try again.")
     return str(done["out"])
 
 
 def _optional(found: Mapping[str, Any], part: str) -> str | None:
-    """Return the output of a command that not every cluster answers."""
+    """Return the output of an optional command, None if it failed."""
     done = found.get(part)
     answered = isinstance(done, Mapping) and done.get("rc") == 0 and isinstance(done.get("out"), str)
     return str(done["out"]) if answered and isinstance(done, Mapping) else None
@@ -154,7 +155,7 @@ def _optional(found: Mapping[str, Any], part: str) -> str | None:
 def _queues(text: str, config: Mapping[str, str], machines: Mapping[str, Mapping[str, Any]]) -> tuple[Queue, ...]:
     rows = [dict(pair.split("=", 1) for pair in row.split() if "=" in pair) for row in text.splitlines() if row.strip()]
     if not rows or any("PartitionName" not in row for row in rows):
-        raise BadReply("Slurm's partitions came in a form that is not known", "Nothing is concluded from it.")
+        raise BadReply("Slurm's list of partitions has an unknown form", "It was ignored; try again.")
     preemption = config.get("PreemptType", "preempt/none").rpartition("/")[2]
     return tuple(_queue(row, config, preemption, machines.get(row["PartitionName"], {})) for row in rows)
 
@@ -183,7 +184,7 @@ def _queue(row: Mapping[str, str], config: Mapping[str, str], preemption: str, m
 
 
 def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
-    """Return for each partition the most that one of its machines has."""
+    """Return for each partition the maximum resources of one machine."""
     found: dict[str, dict[str, Any]] = {}
     for row in (text or "").splitlines():
         fields = row.split("|")
@@ -199,13 +200,13 @@ def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
 
 
 def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
-    """Yield type and number of the GPUs in a machine's GRES, such as `gpu:a100:4(S:0-1),shard:8`; "" is of no type."""
+    """Yield type and number of the GPUs in a GRES such as `gpu:a100:4(S:0-1),shard:8`; the type can be ""."""
     for found in re.finditer(r"(?:^|,)gpu:(?:([^:,()]+):)?(\d+)", gres):
         yield (found[1] or "").lower(), int(found[2])
 
 
 def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:
-    """Return the different values of one column, each of which may be a list; None where nothing was answered."""
+    """Return the distinct values of one column, whose cells may be lists; None without an answer."""
     if rows is None:
         return None
     values = (value for row in rows for value in row[column].split(","))
@@ -217,7 +218,7 @@ def _admitted(text: str | None) -> tuple[str, ...] | None:
 
 
 def _whole(text: str | None) -> int | None:
-    """Return the number that a text begins with; None for another, `UNLIMITED` where it says so."""
+    """Parse the number at the start of a text; None without one, `UNLIMITED` for that word."""
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
     found = re.match(r"\d{1,15}\b", text or "")
@@ -225,7 +226,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def requeue_delay(auth: str) -> float:
-    """Return for how long a job that was queued again can't start: until its old credential has expired."""
+    """Return the seconds before a requeued job can start: until its old credential has expired."""
     found = re.search(r"\bcred_expire=(\d{1,6})\b", auth)
     expires = float(found[1]) if found else REQUEUE_S
     return (expires if expires >= SHORTEST_S else REQUEUE_S) + 1

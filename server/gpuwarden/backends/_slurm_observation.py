@@ -1,7 +1,7 @@
-"""Combine what the runner wrote with what Slurm says into one observation.
+"""Combine the runner's status and Slurm's row into one observation.
 
-The runner knows what the command did; Slurm knows whether it can still run. A job can write the runner's status file,
-so a success counts only where Slurm's own exit code, which is the runner's, agrees.
+The runner knows the result of the command; Slurm knows whether the job can still run. A job can write the runner's
+status file, so a success counts only if Slurm's exit code, which is that of the runner, agrees.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ENDS: Final[dict[str, tuple[Job, Code]]] = {
 
 
 def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
-    """Return the observation of one job, from the runner's look at its folder and Slurm's row of it."""
+    """Return the observation of one job, from the poll of its run folder and Slurm's row."""
     there = status.get("folder") == "present"
-    if row is None and there:  # Slurm does not have the job any more: the runner's last word counts
+    if row is None and there:  # Slurm no longer has the job, so the runner's last status counts
         ended = launch.observation({**status, "alive": False, "child_alive": False})
         return _plain(ended).model_copy(update={"meter": False})
     if row is None:
@@ -55,12 +55,12 @@ def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
 
 
 def unfinished(status: Mapping[str, Any]) -> bool:
-    """Return whether the runner left a status that says that the command runs."""
+    """Return whether the runner's last status is "running"."""
     return status.get("folder") == "present" and status.get("state") == "running"
 
 
 def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[str, Any]) -> Observation:
-    """Interpret a job that Slurm has ended: by its runner's last word, where both agree."""
+    """Interpret a job that ended in Slurm: by its runner's last status if both agree."""
     state, code = _ENDS[row.state]
     update |= {"ended_at": row.ended_at, "started_at": row.started_at}
     said = str(status.get("state"))
@@ -76,7 +76,7 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
         return own.model_copy(update={**update, "machine": "", "lost": False})
     if said == "preempted" and row.state in {"FAILED", "TIMEOUT"}:
         state, code = Job.PREEMPTED, Code.ENGINE_TOOK
-    elif row.state == "COMPLETED":  # its exit code says so, and nothing that the runner wrote does
+    elif row.state == "COMPLETED":  # Slurm's exit code is 0, but the runner's status is no success
         state, code = Job.UNKNOWN, Code.ENGINE_DISAGREES
     reason = because(code, row.said, state=row.state)
     update |= {**_because(state, reason), "exit_code": row.exit_code, "signal": row.signal}
@@ -84,7 +84,7 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
 
 
 def _unended(seen: Observation, update: dict[str, Any]) -> Observation:
-    """Return an observation of a job that goes on, without the end of an earlier run."""
+    """Return the observation of an unfinished job, without the end of an earlier run."""
     return seen.model_copy(update={"exit_code": None, "signal": None, "ended_at": None, "stale": False, **update})
 
 
@@ -93,5 +93,5 @@ def _because(state: Job, reason: Reason) -> dict[str, Any]:
 
 
 def _plain(seen: Observation) -> Observation:
-    """Return an observation without what only holds for a job's own machine: this one is not it."""
+    """Return an observation without the fields that are valid only on the job's own machine."""
     return seen.model_copy(update={"machine": "", "lost": False})

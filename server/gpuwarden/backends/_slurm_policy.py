@@ -1,10 +1,10 @@
 """Read the limits of Slurm's accounting: `sacctmgr show qos` and `scontrol -o show assoc_mgr`.
 
-The controller's own table has the user's associations, those of their accounts up to the root, and what counts against
-each limit. It has a user's limits of a QOS only once the user has a job there, so those are from the database.
+The controller's table has the user's associations, those of their accounts up to the root, and the usage of each limit.
+It has a user's limits of a QOS only once the user has a job there, so those are read from the database.
 
-A limit of a QOS replaces the one of the same name of the associations, and the queue's QOS goes before the job's.
-Limits of a group count at every account above the user's.
+A limit of a QOS replaces the limit of the same name of the associations, and the queue's QOS takes precedence over the
+job's. Group limits apply at every account above the user's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QOS_COLUMNS: Final = (
     "Name", "MaxWall", "MaxTRES", "MaxTRESPN", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "MaxSubmitJobsPU",
     "MaxSubmitJobsPA", "GrpJobs", "GrpSubmitJobs", "GrpTRES", "GrpTRESMins", "MaxTRESMins", "GrpWall",
 )  # fmt: skip
-"""The fields that the agent asks of `sacctmgr show qos`, by the names that `scontrol` has for them."""
+"""The fields that the agent requests from `sacctmgr show qos`, with their names in `scontrol`."""
 _Kind = Literal["submitted", "running", "walltime", "job", "machine", "minutes", "job_minutes"]
 _KINDS: Final[dict[str, _Kind]] = {
     "MaxWall": "walltime", "MaxTRES": "job", "MaxTRESPN": "machine", "MaxTRESPU": "job", "MaxTRESPA": "job",
@@ -33,7 +33,7 @@ _SAME: Final = {
     "MaxWallPJ": "MaxWall", "MaxTRESPJ": "MaxTRES", "MaxTRESMinsPJ": "MaxTRESMins", "MaxJobs": "MaxJobsPU",
     "MaxSubmitJobs": "MaxSubmitJobsPU",
 }  # fmt: skip
-"""What an association calls its limits, and the limits of a QOS that replace them."""
+"""An association's names of limits, and the QOS limits that replace them."""
 _UNITS: Final = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _FIELD: Final = re.compile(r"([A-Za-z/]+)=(\S*)")
 _BLOCK: Final = re.compile(r"(\S+?)=\{([^}]*)\}")
@@ -54,14 +54,14 @@ class Association:
 
 @dataclass(frozen=True)
 class Table:
-    """The controller's table: its associations, and the fields of each QOS with those that count this user's jobs."""
+    """The controller's table: its associations, and the fields of each QOS, including this user's usage."""
 
     associations: tuple[Association, ...]
     qos: Mapping[str, Mapping[str, str]]
 
 
 def read_table(text: str, user: str, uid: int) -> Table | None:
-    """Return the table of `scontrol -o show assoc_mgr`; None for a text in another form."""
+    """Parse the table of `scontrol -o show assoc_mgr`; None for a text in another form."""
     if "Association Records" not in text:
         return None
     associations, qos = [], dict[str, Mapping[str, str]]()
@@ -88,16 +88,16 @@ def read_table(text: str, user: str, uid: int) -> Table | None:
 
 
 def own_accounts(table: Table) -> tuple[str, ...]:
-    """Return the accounts that the user has an association with."""
+    """Return the accounts with which the user has an association."""
     return tuple(dict.fromkeys(line(a.account, 80) for a in table.associations if a.user))
 
 
 def ceilings(
     table: Table, asked: Asked, queue: str, layers: Sequence[tuple[str, Mapping[str, str]]]
 ) -> tuple[Ceiling, ...]:
-    """Return the limits that count for a job in `queue`.
+    """Return the limits that apply to a job in `queue`.
 
-    `layers` are the QOS of the queue and of the job, by name, with the limits that the database has of them.
+    `layers` are the QOS of the queue and of the job, by name, with their limits from the database.
     """
     chain = _chain(table, asked.account, queue)
     account = chain[0].account if chain else asked.account
@@ -143,7 +143,7 @@ def _of(owner: str, limits: Mapping[str, str], used: Mapping[str, str]) -> Itera
             most = seconds(text)
             if most is not None and most < UNLIMITED:
                 yield (name, ""), Ceiling(owner=owner, kind=kind, most=most)
-        elif name == "GrpWall":  # a time in the database, minutes in the controller's table
+        elif name == "GrpWall":  # the database has a time, the controller's table has minutes
             most = seconds(text.partition("(")[0])
             if most is not None and most < UNLIMITED:
                 yield (name, ""), Ceiling(owner=owner, kind=kind, most=most // 60, used=counted, resource="wall")
@@ -169,13 +169,13 @@ def _resources(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _number(text: str) -> tuple[int, int] | None:
-    """Return a limit and what counts against it, of `5(2)`; None where there is no limit."""
+    """Parse a limit and its usage from `5(2)`; None if it has no limit."""
     found = _NUMBER.fullmatch(text)
     return (int(int(found[1]) * _UNITS[found[2]]), int(found[3] or 0)) if found else None
 
 
 def seconds(text: str | None) -> int | None:
-    """Return a time such as `1-12:00:00`, `30:00` or `UNLIMITED` in seconds; None where there is none."""
+    """Convert a time such as `1-12:00:00`, `30:00` or `UNLIMITED` to seconds; None if it is not a time."""
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text or "")

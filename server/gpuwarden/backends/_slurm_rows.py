@@ -1,8 +1,8 @@
-"""Read what Slurm says of jobs: rows of `squeue --json` in the shapes of every version since 21.08, lines of `sacct`.
+"""Parse Slurm's records of jobs: rows of `squeue --json` of every version since 21.08, and lines of `sacct`.
 
-Between versions a state became a list with flags, a number an object that can be unset or infinite, an exit code an
-object in place of a wait status. A row that can't be read is BadReply: a job that is not understood is not a job that
-has ended.
+Between versions a state became a list with flags, a number became an object that can be unset or infinite, and an exit
+code became an object instead of a wait status. A row that can't be parsed raises BadReply, because its job may not have
+ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpuwarden.core.models import Allocation
 from gpuwarden.core.sanitize import line
 
 NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
-"""How older versions write a number that is not set, or infinite."""
+"""Values of older versions for an unset or infinite number."""
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
-"""Ends that are none of the job's own: the engine took the machine, or the machine failed."""
+"""Ends that the job did not cause: the engine preempted it, or its machine failed."""
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
 QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
 
 @dataclass(frozen=True)
 class Row:
-    """One job of Slurm's. `stem` and `attempt` are from its name, which gpuwarden gave it."""
+    """One job of Slurm. `stem` and `attempt` come from its name, which gpuwarden assigned."""
 
     stem: str
     attempt: int
@@ -43,24 +43,24 @@ class Row:
     ended_at: float | None
     allocation: Allocation
     said: str = ""
-    """What its batch script wrote, where that never came to the runner."""
+    """The output of its batch script if the runner never started."""
 
     @property
     def waits(self) -> bool:
-        """Return whether it has no machine now. A job that was queued again may still be cleaned up after."""
+        """Return whether it has no machine now. The machine of a requeued job may still be in cleanup."""
         return self.state in WAITING or bool(self.flags & QUEUED_AGAIN and self.state not in ENDED)
 
     @property
     def over(self) -> bool:
-        """Return whether it ended for good, and everything of it is off its machines."""
+        """Return whether it has ended permanently and left its machines."""
         return self.state in ENDED and "COMPLETING" not in self.flags
 
 
 def queue_rows(found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of the agent's `squeue`. Raises BadReply for one that can't be read."""
+    """Parse the rows of the agent's `squeue`. Raises BadReply for a row that can't be parsed."""
     rows = found.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadReply("Slurm's queue came in a form that is not known", "Nothing is concluded from it.")
+        raise BadReply("Slurm's queue has an unknown form", "It was ignored; try again.")
     return [_queue_row(row) for row in rows]
 
 
@@ -72,7 +72,7 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
     begun = state not in WAITING
     number_of_job = number(row.get("job_id"))
     if number_of_job is None:
-        raise BadReply("Slurm lists one of our jobs without an id", "Nothing is concluded from it.")
+        raise BadReply("Slurm lists one of gpuwarden's jobs without an id", "The list was ignored; try again.")
     limit = number(row.get("time_limit"))
     return Row(
         stem, attempt, int(number_of_job), state, flags,
@@ -97,15 +97,15 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
 
 
 def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
-    """Return `sacct`'s lines about these jobs. Raises BadReply for a line that can't be read.
+    """Parse `sacct`'s lines about these jobs. Raises BadReply for a line that can't be parsed.
 
-    `folders` has the run folder of each, where its job works: another job may have the same name.
+    `folders` has the run folder of each job, which must match, since other jobs may have the same name.
     """
     rows = []
     for text_line in filter(None, text.splitlines()):
         fields = text_line.split("|", 11)
         if len(fields) != 12:
-            raise BadReply(f"sacct wrote a line of {len(fields)} fields", "Nothing is concluded from it.")
+            raise BadReply(f"sacct wrote a line of {len(fields)} fields", "The list was ignored; try again.")
         stem, attempt = _named(fields[1])
         if folders.get(stem) != fields[11]:
             continue
@@ -114,7 +114,7 @@ def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
         submitted, started, ended, used = (number(field) for field in fields[4:8])
         found = re.fullmatch(r"(\d{1,18})(_\d{1,9})?", fields[0])
         if found is None:
-            raise BadReply("sacct lists one of our jobs without an id", "Nothing is concluded from it.")
+            raise BadReply("sacct lists one of gpuwarden's jobs without an id", "The list was ignored; try again.")
         rows.append(
             Row(
                 stem, attempt, int(found[1]), state, flags,
@@ -133,19 +133,19 @@ def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return for each job the row that counts: of the last attempt, one that lives before one that ended."""
+    """Return the decisive row of each job: of its last attempt, a live row before an ended one."""
     return {row.stem: row for row in sorted(rows, key=lambda r: (r.attempt, not r.over, r.submitted_at, r.id))}
 
 
 def _named(name: object) -> tuple[str, int]:
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None:
-        raise BadReply("Slurm lists a job under a name that gpuwarden does not give", "Nothing is concluded from it.")
+        raise BadReply("Slurm lists a job under a name that gpuwarden never assigns", "It was ignored; try again.")
     return found[1], int(found[2])
 
 
 def number(value: object) -> float | None:
-    """Return a number in any version's form; None where it is unset, infinite or something else."""
+    """Parse a number in the form of any version; None if it is unset, infinite or invalid."""
     if isinstance(value, Mapping):
         if value.get("set") is False or value.get("infinite") is True:
             return None
@@ -158,12 +158,12 @@ def number(value: object) -> float | None:
 
 
 def when(value: object) -> float | None:
-    """Return a time in seconds since the epoch; None for one that is not set yet."""
+    """Parse a time in seconds since the epoch; None if it is not set yet."""
     return number(value) or None
 
 
 def states(value: object) -> tuple[str, frozenset[str]]:
-    """Return a job's base state and its flags: `RUNNING`, `["PENDING", "REQUEUED"]`, `CANCELLED by 1000`."""
+    """Parse a job's base state and flags from `RUNNING`, `["PENDING", "REQUEUED"]` or `CANCELLED by 1000`."""
     while isinstance(value, Mapping):
         value = value.get("current")
     words = value if isinstance(value, list) else str(value or "").replace(",", " ").split(" by ")[0].split()
@@ -174,12 +174,12 @@ def states(value: object) -> tuple[str, frozenset[str]]:
     if base is None and set(known) & {"COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}:
         base = "RUNNING"
     if base is None:
-        raise BadReply(f"Slurm names a state that is not known: {line(value, 80)}", "Nothing is concluded from it.")
+        raise BadReply(f"Slurm reports an unknown state: {line(value, 80)}", "It was ignored; try again.")
     return base, frozenset(known) - {base}
 
 
 def exit_of(value: object) -> tuple[int | None, int | None]:
-    """Return exit code and signal: of a wait status, of `3:0`, or of a later version's object."""
+    """Parse exit code and signal from a wait status, from `3:0`, or from the object of newer versions."""
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal")
         named = signal.get("signal_id", signal.get("id")) if isinstance(signal, Mapping) else None

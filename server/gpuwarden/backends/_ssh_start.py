@@ -1,4 +1,4 @@
-"""Decide how a script starts on a machine behind SSH: by its Python, or by uv, which may have to be brought there."""
+"""Choose how a script starts on a machine behind SSH: with its Python, or with uv, which is uploaded if necessary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_ANSWER: Final = 8 << 20
 
 @dataclass(frozen=True)
 class SshStart:
-    """One machine, for one job. `tools` is where uv is kept here, None where it may not be brought."""
+    """One machine, for one job. `tools` is the local folder with uv, None if the policy does not allow uploading it."""
 
     ssh: Ssh
     host: HostInfo
@@ -41,7 +41,7 @@ class SshStart:
     tools: Path | None
 
     async def look(self, needs: Needs) -> tuple[Readiness, str]:
-        """Return what the machine lacks, and its architecture. Raises BadReply for an invalid answer."""
+        """Return the machine's readiness and its architecture. Raises BadReply for an invalid answer."""
         env = {"PATH": self.host.path, **self.place.env, **needs.env}
         request = {**request_of(needs), "env": env, "path": self.host.path}
         argv = [self.host.job_python, "-I", "-", json.dumps(request)]
@@ -54,9 +54,9 @@ class SshStart:
         return readiness(needs, answer, Uv.THERE if "uv" in self.host.tools else brought), arch
 
     async def interpreter(self, spec: JobSpec) -> Sequence[str]:
-        """Return the interpreter's argument list: uv for a header that asks for something, else the machine's Python.
+        """Return the interpreter's argument list: uv for a header with requirements, otherwise the machine's Python.
 
-        Raises BadRequest where the header asks for what is not there, and uv is neither there nor allowed.
+        Raises BadRequest if requirements of the header are missing, and uv is neither installed nor allowed.
         """
         if spec.script is None:
             return ()
@@ -73,14 +73,14 @@ class SshStart:
             return uv
         if found.uv is Uv.BROUGHT and not found.trouble:
             return (await self._bring_uv(arch), *uv_run(spec.script))
-        missing = f"the script's header asks for what {self.host.job_python} there does not have: "
+        missing = f"the script's header asks for packages or a version that {self.host.job_python} does not have: "
         raise BadRequest(
             found.trouble or missing + ", ".join(found.unmet),
-            "Install uv or these packages there, or let a person set bring_uv = true under [hosts] in the policy.",
+            "Install uv or these packages there, or ask the user to set bring_uv = true under [hosts] in the policy.",
         )
 
     async def _bring_uv(self, arch: str) -> str:
-        """Copy uv to the machine, where its digest is compared, and return its path."""
+        """Upload uv to the machine, which verifies its digest, and return its path."""
         assert self.tools is not None
         program = await to_thread.run_sync(uv_program, arch, self.tools)
         folder = f"{self.run_root}/{TOOLS}/{name_of(arch)}"

@@ -1,19 +1,19 @@
 """The backend protocol. All of a backend's I/O is in its module; it never touches the ledger.
 
-A backend's module offers `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` when no
-answer came and `BadReply` when one came that is not understood; both leave the caller's knowledge as it was.
+A backend's module provides `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` if no
+answer came and `BadReply` if the answer can't be parsed; neither changes the caller's last known state.
 
-What every backend promises, and `tests/kits/contract_backend.py` holds against each:
+Every backend guarantees the following, and `tests/kits/contract_backend.py` checks it for each:
 
-- `submit` starts a token's attempt once, however often and from wherever it is called. The token goes into the engine's
-  own record of the job, so that a lost reply is found there by the next call.
-- `find` returns Known(None) only where the engine answered in full and has no such job.
-- `poll` asks for all jobs of a place at once: one list, not one question a job.
-- An engine that is down, too old, or answers something unexpected is Unknown, `Unreachable` or `BadReply`. An engine's
-  own job id is no identity: it may be given to another job, so the token is compared at every look.
-- `logs` reads from a byte cursor. `stop` is GONE for a job that has ended, and asking again is harmless.
+- `submit` starts a token's attempt once, however often and from wherever it is called. The engine's own record of the
+  job contains the token, so that the next call finds a job whose reply was lost.
+- `find` returns Known(None) only if the engine answered in full and has no such job.
+- `poll` requests all jobs of a place at once: one list, not one request per job.
+- An engine that is down, too old, or gives an unexpected answer results in Unknown, `Unreachable` or `BadReply`. An
+  engine may reuse its own job ids, so every poll compares the token.
+- `logs` reads from a byte cursor. `stop` returns GONE for a job that has ended, and can be repeated safely.
 
-What a backend can do besides has its protocol below; `isinstance` decides, and nothing else names a backend.
+Optional capabilities have their own protocols below. Callers test them with `isinstance` and never by a backend's name.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Backend(Protocol):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job and return at once. The same token and attempt start it once, however often it is called.
+        """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
-        `inputs`, path below the working folder -> local file, are there before the first start and are never touched
-        after it. A call that ends early leaves what arrived; the next one goes on.
+        `inputs`, path below the working folder -> local file, are copied before the first start and never changed
+        after it. A call that ends early keeps the files that arrived; the next call continues.
         """
         ...
 
@@ -104,7 +104,7 @@ class Backend(Protocol):
         ...
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the same with sha256 digests, made on the machine."""
+        """Return the files under `paths` with sha256 digests, computed on the machine."""
         ...
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -112,13 +112,13 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return other content of the place: unknown processes, fresh files nobody declared."""
+        """Return other content of the place: unknown processes, and new files that no output declares."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """End the job's process group: signal, grace, kill. Never raises for a job that is gone.
 
-        PENDING while it still saves; asking again changes nothing about its grace.
+        Returns PENDING while the job still saves; a repeated call does not change its grace.
         """
         ...
 
@@ -137,29 +137,30 @@ class HandleSource:
 
 @runtime_checkable
 class Sealer(Backend, Protocol):
-    """A backend that sends many small files as one stream, and whose machine hashes what it sends."""
+    """A backend that sends many small files as one stream, and whose machine hashes files while sending them."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream as `remote.transfer.file_bundle` describes it; unreadable files are left out."""
+        """Return a stream in the format of `remote.transfer.file_bundle`; unreadable files are left out."""
         ...
 
     async def pour(
         self, handle: Handle, artifact: Artifact, offset: int, take: Callable[[memoryview], object]
     ) -> str | None:
-        """Hand one file's bytes to `take`, as `remote.transfer.receive.Sealing` describes it."""
+        """Pass one file's bytes to `take`; see `remote.transfer.receive.Sealing`."""
         ...
 
 
 @runtime_checkable
 class Fetcher(Sealer, Protocol):
-    """A backend whose machine sends the roster and, right behind it, the small files: one round trip for both."""
+    """A backend whose machine sends the manifest and, right behind it, the small files: one round trip for both."""
 
     def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AbstractAsyncContextManager[tuple[Manifest, AsyncIterator[bytes]]]:
-        """Return the roster without digests, and the bundle of its small files, named by their number in the roster.
+        """Return the manifest without digests, and the bundle of its small files, named by their number in the
+        manifest.
 
-        What is not read of the bundle is given up on leaving.
+        Leaving the context discards the unread rest of the bundle.
         """
         ...
 
@@ -171,50 +172,50 @@ class Examiner(Protocol):
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Return findings by output, as `checkpoints.archive` makes them. They are claims of that machine.
+        """Return the findings of `checkpoints.archive` by output. The machine reports them; they are not verified.
 
-        `against` is a path of that machine, as outputs are.
+        `against`, like the outputs, is a path on that machine.
         """
         ...
 
 
 @runtime_checkable
 class Looker(Protocol):
-    """A backend that can run commands that only read on the job's own machine."""
+    """A backend that can run read-only commands on the job's machine."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
-        """Return what each command printed, by its name; they are claims of that machine."""
+        """Return the output of each command by its name. The machine reports it; it is not verified."""
         ...
 
 
 @runtime_checkable
 class Spooling(Protocol):
-    """A backend whose runner keeps what its jobs report until it is fetched."""
+    """A backend whose runner stores the reports of its jobs until they are fetched."""
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return what each spool file has after its cursor, a bounded piece of it."""
+        """Return a bounded piece of each spool file, from its cursor on."""
         ...
 
 
 @runtime_checkable
 class Parking(Protocol):
-    """A backend whose machines may stop themselves when nobody comes, as `Place.park` says."""
+    """A backend whose machines can self-stop when no client connects; `Place.park` has the settings."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Begin to wait for silence, on a machine that was started again."""
+        """Start the self-stop timer on a machine that was restarted."""
         ...
 
     async def hold(self, handle: Handle) -> None:
-        """Keep the machine on, for good."""
+        """Disable self-stop on the machine permanently."""
         ...
 
 
 @runtime_checkable
 class Keyed(Backend, Protocol):
-    """A backend whose machines prove who they are by a host key."""
+    """A backend whose machines prove their identity by a host key."""
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and return the key that the machine shows. Raises `HostKeyChanged` for another than the place's."""
+        """Connect, and return the machine's host key. Raises `HostKeyChanged` if the place has another key."""
         ...
 
 
@@ -223,47 +224,47 @@ class Confining(Backend, Protocol):
     """A backend whose jobs run on this machine, in a sandbox."""
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Take what a person allows to jobs, which is asked at each start, and the folders that no job ever sees."""
+        """Set the policy for local jobs, which is read at each start, and the folders to hide from every job."""
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what keeps it from starting.
+        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it could not start.
 
-        `rehearsed`: its absolute paths are those of a rehearsal's machine.
+        `rehearsed`: the job's absolute paths are those of a machine in a rehearsal.
         """
         ...
 
 
 @runtime_checkable
 class Startable(Backend, Protocol):
-    """A backend whose places can be looked at before a job starts there."""
+    """A backend that can check a place before a job starts there."""
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what the place lacks of what a job needs. Raises a `WardenError` where it does not answer."""
+        """Return the unmet requirements of a job at the place. Raises a `WardenError` if it does not answer."""
         ...
 
 
 @runtime_checkable
 class Supplying(Backend, Protocol):
-    """A backend that may put programs on machines."""
+    """A backend that can install programs on machines."""
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
-        """Take what a person allows on machines, asked at each start, and the folder here for fetched programs."""
+        """Set the policy for machines, which is read at each start, and the local folder for downloaded programs."""
         ...
 
 
 @runtime_checkable
 class Bounded(Backend, Protocol):
-    """A backend of an engine with queues and limits, which the submit gate reads before a job is sent."""
+    """A backend of an engine with queues and limits, which the submit gate reads before submitting a job."""
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Return the limits that hold for this job. Raises a `WardenError` where the engine does not tell them."""
+        """Return the limits that apply to this job. Raises a `WardenError` if the engine does not report them."""
         ...
 
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """One job of an array: what `submit` takes for a job by itself."""
+    """One job of an array, with the arguments that `submit` takes for a single job."""
 
     spec: JobSpec
     token: str
@@ -276,9 +277,9 @@ class ArrayTask:
 class Arrayed(Bounded, Protocol):
     """A backend of an engine that starts many jobs as one, such as Slurm's job arrays or Kubernetes' indexed Jobs.
 
-    Every task is a job as any other: its handle is polled, read and stopped by itself, it is found by its own token,
-    and what happens to it leaves the others alone, an interruption and a repetition by the engine included. Nothing but
-    `submit_array` knows of the array.
+    Every task is an ordinary job: its handle is polled, read and stopped separately, `find` finds it by its own token,
+    and its interruption or its restart by the engine does not affect the other tasks. Only `submit_array` knows of the
+    array.
     """
 
     async def submit_array(
@@ -286,22 +287,21 @@ class Arrayed(Bounded, Protocol):
     ) -> dict[str, Handle]:
         """Submit the tasks as one array, of which the engine runs `at_once` at a time; return their handles by token.
 
-        Returns at once. The array is sent once for each `token`: after a lost reply the next call finds it. A task is
-        started once for its token and attempt, by whichever way it was submitted first: one that `submit` was called
-        for is left out and its handle returned, and `submit` after this finds the task of the array. A repeated call
-        may leave out tasks, but brings none that the first did not have. After `Unreachable` or `BadReply` the array
-        may have been sent.
+        Returns immediately. The array is sent once for each `token`: after a lost reply the next call finds it. A task
+        starts once for its token and attempt. If `submit` was called for it first, the array omits it and returns its
+        handle; a later `submit` finds the task of the array. A repeated call may omit tasks of the first call, but
+        must not add any. After `Unreachable` or `BadReply` the array may have been sent.
 
-        Raises BadRequest before anything is sent where there is no task, two have one token, they differ in what the
-        engine is asked for, or there are more than the engine takes.
+        Raises BadRequest, before anything is sent, if there are no tasks, if two tasks have the same token, if their
+        requests to the engine differ, or if the engine's limit of tasks is exceeded.
         """
         ...
 
 
 def check_tasks(tasks: Sequence[ArrayTask], asked: Callable[[ArrayTask], object]) -> None:
-    """Raise BadRequest for tasks that can't be one array: `asked` returns what a task asks the engine for."""
+    """Raise BadRequest if the tasks can't form one array. `asked` returns a task's request to the engine."""
     if not tasks:
-        raise BadRequest("an array without a task was to be submitted; nothing was sent")
+        raise BadRequest("the array has no tasks; nothing was sent")
     twice = next((token for token, count in Counter(task.token for task in tasks).items() if count > 1), None)
     if twice is not None:
         raise BadRequest(f"two tasks of an array have the token {line(twice, 80)}; nothing was sent")
@@ -310,39 +310,39 @@ def check_tasks(tasks: Sequence[ArrayTask], asked: Callable[[ArrayTask], object]
         raise BadRequest(
             f"the tasks {line(tasks[0].token, 80)} and {line(apart.token, 80)} of an array ask for different machines, "
             "limits or restarts; nothing was sent",
-            "Submit them by themselves.",
+            "Submit them separately.",
         )
 
 
 @runtime_checkable
 class Optioned(Backend, Protocol):
-    """A backend whose platform has options of its own."""
+    """A backend with platform-specific options."""
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it will run. Raises BadRequest for an option that the platform lacks or refuses."""
+        """Return the spec with its final options. Raises BadRequest for an option that the platform does not accept."""
         ...
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how often the platform itself may run the command."""
+        """Return the maximum number of times that the platform itself runs the command."""
         ...
 
 
 @dataclass(frozen=True)
 class SealingSource(HandleSource):
-    """The same, of a backend that is a `Sealer`."""
+    """One job's files on a backend that is a `Sealer`."""
 
     backend: Sealer
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Many small files as one stream."""
+        """Stream many small files as one bundle."""
         return self.backend.bundle(self.handle, artifacts)
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
-        """Return one file's bytes from `offset`, and its digest where it was hashed while sending."""
+        """Pass one file's bytes from `offset` to `take`; return its digest if it was hashed while sending."""
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """Return fresh digests from the machine for files that are still those of the roster."""
+        """Return new digests from the machine for the files that did not change since the manifest."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
@@ -351,18 +351,18 @@ class SealingSource(HandleSource):
 
 @dataclass(frozen=True)
 class FetchedSource(SealingSource):
-    """The same, of a backend that is a `Fetcher`, whose machine sends the small files already."""
+    """One job's files on a backend that is a `Fetcher`, whose machine is already sending the small files."""
 
     begun: Begun
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Return the source of a job's files; the machine hashes while sending where the backend can."""
+    """Return the source of a job's files; the machine hashes while sending if the backend supports it."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 
-async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
-    """Return the files to receive under `paths`, with digests unless they are made while sending."""
+async def list_artifacts(backend: Backend, handle: Handle, paths: Iterable[str]) -> Manifest:
+    """Return the files to receive under `paths`, with digests unless they are computed while sending."""
     return await (backend.list_files if isinstance(backend, Sealer) else backend.manifest)(handle, paths)
 
 
@@ -370,12 +370,12 @@ async def roster(backend: Backend, handle: Handle, paths: Iterable[str]) -> Mani
 async def artifacts(
     backend: Backend, handle: Handle, paths: Iterable[str], dest: Path
 ) -> AsyncIterator[tuple[Manifest, Source]]:
-    """Return the roster to receive into `dest` and its source, together where nothing is in `dest` yet."""
+    """Return the manifest to receive into `dest` and its source, in one request if `dest` is still empty."""
     if isinstance(backend, Fetcher) and not await to_thread.run_sync(lambda: dest.is_dir() and any(dest.iterdir())):
         async with backend.fetch(handle, paths) as (listed, bundle):
             yield listed, FetchedSource(backend, handle, Begun(listed.files, bundle))
     else:
-        yield await roster(backend, handle, paths), source(backend, handle)
+        yield await list_artifacts(backend, handle, paths), source(backend, handle)
 
 
 BACKENDS: Final = Registry(
@@ -384,6 +384,6 @@ BACKENDS: Final = Registry(
 
 
 def load_backend(name: str, clock: Clock) -> Backend:
-    """The backend called `name`."""
+    """Return the backend called `name`."""
     backend: Backend = BACKENDS.make(name, clock)
     return backend

@@ -1,10 +1,11 @@
-"""Runs jobs as tasks of dstack, in one project of a server: `dstack/PROJECT`.
+"""Run jobs as tasks of dstack, in one project of a server: `dstack/PROJECT`.
 
-A token's run has its name from the token and carries the token, the attempt and the lease in its tags. dstack keeps one
-run of a name: an apply on the name of a run that has ended deletes that run's record and starts again. So each
-submit looks first, adopts a run of its attempt or a later one, and touches no run of that name without our tags.
+A token's run is named after the token, and its tags contain the token, the attempt and the lease. dstack has one run
+per name: applying the name of a run that has ended deletes that run's record and starts a new run. So `submit` first
+checks the name, adopts a run of its attempt or a later one, and never changes a run of that name without gpuwarden's
+tags.
 
-The container dies with its files when the run ends. The outputs that can be listed, read and verified are on the Hub,
+The container and its files are deleted when the run ends. Outputs that can be listed, read and verified are on the Hub,
 addressed as for Hugging Face Jobs, below `/hub/models`, `/hub/datasets` and `/hub/buckets`.
 """
 
@@ -40,10 +41,10 @@ from gpuwarden.hub.client import HubConfig
 
 MOST_LOG: Final = 64 << 20
 MOST_PAGES: Final = 1_000
-"""Pages of a log in one call: a server that names a next page for ever is not followed."""
+"""Maximum pages of a log in one call, in case a server always names a next page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
-"""A job that is given less than this to save is aborted, without dstack's own grace."""
+"""A job with a shorter grace than this is aborted, without dstack's own grace."""
 
 
 def create(clock: Clock) -> DstackBackend:
@@ -64,24 +65,24 @@ class DstackBackend(HubOutputs):
         self._servers: list[DstackServer] = []
 
     def _server(self) -> DstackServer:
-        """Return the server that the variables name. Raises BadRequest for an address that would leak the token."""
+        """Return the server from the environment. Raises BadRequest for an address that would leak the token."""
         if not self._servers:
             self._servers.append(DstackServer(self._clock, self._env))
         return self._servers[0]
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it is. Raises BadRequest for an option that dstack lacks."""
+        """Return the spec unchanged. Raises BadRequest for an option that dstack does not have."""
         read_options(spec.options)
         if any("\0" in text for text in (*spec.command, *spec.args)):
-            raise BadRequest("an argument has a zero byte in it", "No command line can have one.")
+            raise BadRequest("an argument contains a zero byte", "Remove it; a command line can't contain one.")
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: dstack is told to try again only while there is no machine."""
+        """Return 1: dstack retries only while the run has no machine."""
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether the server answers, and lets the token into the project."""
+        """Check that the server answers and that the token has access to the project."""
         try:
             await self._server().fleets(project_of(place.platform))
         except WardenError as error:
@@ -100,22 +101,22 @@ class DstackBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the run, or adopt the one that has the token's name. No secret's value is sent."""
+        """Start the run, or adopt the one with the token's name. Values of secrets are never sent."""
         if inputs:
-            raise NotSupported("a run of dstack gets no files from here", "Put them into a dataset on the Hub.")
+            raise NotSupported("a run of dstack can't receive input files", "Put them into a dataset on the Hub.")
         project = project_of(place.platform)
         found = await self._ours(project, token)
         if found is None or found.attempt < attempt:
             if found is not None and not found.ended:
                 raise Conflict(
-                    f"attempt {found.attempt} of the run {run_name(token)} has not ended", "Look at it again."
+                    f"attempt {found.attempt} of the run {run_name(token)} has not ended", "Try again once it ends."
                 )
             argv = [*spec.command, *spec.args] if spec.command else script_command(spec)
             found = await self._start(project, run_spec(spec, argv, place, token, attempt), token, attempt)
         return self._handle(place, token, project, found)
 
     async def _start(self, project: str, wanted: Mapping[str, object], token: str, attempt: int) -> Run:
-        """Ask for the run. Where the answer is lost or a refusal, it may be there all the same."""
+        """Start the run. After a lost answer or a refusal, check whether it exists anyway."""
         try:
             return await self._server().apply(project, wanted)
         except (Unreachable, BadReply, BadRequest) as trouble:
@@ -128,13 +129,13 @@ class DstackBackend(HubOutputs):
             raise
 
     async def _ours(self, project: str, token: str) -> Run | None:
-        """Return the run with a token's name. Raises Conflict where it is somebody else's."""
+        """Return the run with a token's name. Raises Conflict if gpuwarden did not start it."""
         name = run_name(token)
         run = await self._server().run_named(project, name)
         if run is not None and run.tags.get(JOB) != name:
             raise Conflict(
                 f"the project {project} has a run {name} of {line(run.user, 60)} that gpuwarden did not start",
-                "Nothing was started, and that run was left alone. Submit the job again.",
+                "Nothing was started, and that run is unchanged. Submit the job again.",
             )
         return run
 
@@ -142,7 +143,7 @@ class DstackBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/runs/{project}/{run.id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the run of a token, None where the project has none of its name."""
+        """Return the run of a token, None if the project has no run of its name."""
         try:
             project = project_of(place.platform)
             run = await self._ours(project, token)
@@ -153,9 +154,9 @@ class DstackBackend(HubOutputs):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all runs of a project by one list of those that are active; only one that is not in it is asked for.
+        """Observe all runs of a project with one list of active runs; runs missing from it are requested one by one.
 
-        One that can't be seen is left out.
+        A run that can't be read is left out.
         """
         rows: dict[str, Run] = {}
         if len(handles) > 1:
@@ -171,7 +172,7 @@ class DstackBackend(HubOutputs):
                 trouble = error
                 continue
             seen[handle.token] = (
-                Observation(state=Job.UNKNOWN, why="dstack does not have this run any more")
+                Observation(state=Job.UNKNOWN, why="dstack no longer has this run")
                 if run is None or run.tags.get(JOB) != run_name(handle.token)
                 else observation(run)
             )
@@ -180,7 +181,7 @@ class DstackBackend(HubOutputs):
         return seen
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log of the newest start from a byte cursor; a negative cursor counts from its present end."""
+        """Read the log of the newest start from a byte cursor; a negative cursor counts from its current end."""
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)
         upto = cursor + limit if cursor >= 0 else MOST_LOG
@@ -188,7 +189,7 @@ class DstackBackend(HubOutputs):
         return LogChunk.cut(text, cursor, limit)
 
     async def _log(self, project: str, run: Run, upto: int) -> bytes:
-        """Return a log from its beginning, a page beyond `upto` at most. dstack has no cursor in bytes."""
+        """Return a log from its start up to at most one page after `upto`. dstack has no byte cursor."""
         text, token = bytearray(), None
         for _ in range(MOST_PAGES):
             if len(text) > upto:
@@ -197,16 +198,16 @@ class DstackBackend(HubOutputs):
             try:
                 text += b"".join(base64.b64decode(event.message, validate=True) for event in page.logs)
             except ValueError as error:
-                raise BadReply("dstack's log came in a form that is not known", "Ask again.") from error
+                raise BadReply("dstack's log has an unknown form", "Try again.") from error
             if page.next_token is None or page.next_token == token:
                 break
             token = page.next_token
         return bytes(text)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Ask for the run's end. PENDING until dstack says that it has ended.
+        """Stop the run. Returns PENDING until dstack reports that it has ended.
 
-        dstack has one grace for all runs: it asks the command to end, and kills it some seconds later.
+        dstack has one grace for all runs: it signals the command, and kills it some seconds later.
         """
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)

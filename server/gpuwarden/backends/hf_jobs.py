@@ -1,9 +1,9 @@
-"""Runs jobs as Hugging Face Jobs.
+"""Run jobs as Hugging Face Jobs.
 
-The job carries gpuwarden's token in its labels, so that it can be found again after a lost reply. Its container dies
-with its files: the outputs that can be listed, read and verified are on the Hub. Repos, which the job pushes to, are
+The job's labels contain gpuwarden's token, so that it can be found after a lost reply. Its container and its files are
+deleted at its end: outputs that can be listed, read and verified are on the Hub. Repos, to which the job pushes, are
 addressed as `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`. A folder of a bucket is addressed as
-`/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted there, so that the job writes its output to just that path.
+`/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted there, so the job writes its output to this path.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ class HfJobsBackend(HubOutputs):
     seals = False
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec with outputs on a mounted bucket addressed in the bucket. Raises BadRequest for options."""
+        """Return the spec with bucket paths for outputs on a mounted bucket. Raises BadRequest for invalid options."""
         return settle(spec)
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how often the Hub may run the command. Whether the time limit is for one run or all isn't known."""
+        """Return the maximum number of runs on the Hub. Whether the time limit is for one run or for all is unknown."""
         return read_options(spec).attempts
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether a token is set, and the Hub knows it."""
+        """Check that a token is set and that the Hub accepts it."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -93,9 +93,11 @@ class HfJobsBackend(HubOutputs):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt the one that carries this token and attempt already."""
+        """Start the job, or adopt the one with this token and attempt."""
         if inputs:
-            raise NotSupported("a job on the Hub's machines gets no files", "Put them into a dataset on the Hub.")
+            raise NotSupported(
+                "a job on the Hub's machines can't receive input files", "Put them into a dataset on the Hub."
+            )
         labels = {jobs.JOB: token, jobs.ATTEMPT: str(attempt)}
         async with self._hub() as hub:
             owner = read_options(spec).namespace or await jobs.namespace(hub)
@@ -114,7 +116,7 @@ class HfJobsBackend(HubOutputs):
         try:
             return await jobs.submit(hub, owner, body)
         except (Unreachable, BadReply):
-            # The job may run. Looking right away finds it before a caller submits it a second time.
+            # The job may be running. Find it now, before a caller submits it a second time.
             for _ in range(3):
                 await self._clock.sleep(1.0)
                 if adopted := await jobs.listed(hub, owner, labels):
@@ -144,7 +146,7 @@ class HfJobsBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the newest attempt of a token, None when no job carries it."""
+        """Return the newest attempt of a token, None if no job has it."""
         try:
             async with self._hub() as hub:
                 owner = place.user or await jobs.namespace(hub)
@@ -156,9 +158,9 @@ class HfJobsBackend(HubOutputs):
         return Known(None if newest is None else self._handle(place, token, owner, str(newest["id"])))
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a namespace by one list of those that are live; only one that is not in it is asked for.
+        """Observe all jobs of a namespace with one list of live jobs; jobs missing from it are requested one by one.
 
-        One that can't be seen is left out.
+        A job that can't be read is left out.
         """
         seen: dict[str, Observation] = {}
 
@@ -187,18 +189,18 @@ class HfJobsBackend(HubOutputs):
             for owner in dict.fromkeys(_where(handle)[0] for handle in handles):
                 group.start_soon(some, hub, owner, [h for h in handles if _where(h)[0] == owner])
         if handles and not seen:
-            raise Unreachable("the Hub returned nothing about these jobs", "Ask again in a moment.")
+            raise Unreachable("the Hub returned no state of these jobs", "Try again in a moment.")
         return seen
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log from a byte cursor; a negative cursor counts from its present end."""
+        """Read the log from a byte cursor; a negative cursor counts from its current end."""
         upto = cursor + limit if cursor >= 0 else 64 << 20
         async with self._hub() as hub:
             text, _ = await jobs.read_log(hub, *_where(handle), upto=upto)
         return LogChunk.cut(text, cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Cancel the job. The Hub gives it no grace."""
+        """Cancel the job. The Hub has no grace period."""
         owner, job_id = _where(handle)
         async with self._hub() as hub:
             job = await jobs.inspect(hub, owner, job_id)
@@ -211,12 +213,12 @@ class HfJobsBackend(HubOutputs):
 
 
 def script_command(spec: JobSpec) -> list[str]:
-    """Return the command that runs a script: it is compressed into one argument, never quoted for a shell."""
+    """Return the command that runs a script, compressed into one argument so that no shell quoting is needed."""
     packed = base64.b64encode(gzip.compress((spec.script or "").encode(), mtime=0)).decode()
     if len(packed) > MAX_SCRIPT:
         raise BadRequest(
             f"the script is too long for a job's command line: {len(packed):,} bytes packed, {MAX_SCRIPT:,} fit",
-            "Put it into a repo or behind a raw address, and run that with `uv run`.",
+            "Upload it to a repo or another URL, and run that with `uv run`.",
         )
     return ["/bin/sh", "-c", _RUN, packed, *spec.args]
 
@@ -226,11 +228,11 @@ def observation(job: Mapping[str, Any]) -> Observation:
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
-    why, reason = message or f"the Hub says {stage}", Code.PLATFORM_REPORT
+    why, reason = message or f"the Hub reports {stage}", Code.PLATFORM_REPORT
     if (address := ssh_of(job)) and stage == "RUNNING":
         why = f"{why}; ssh {address}"
-    if stage == "ERROR" and "timeout" in message.lower():  # no stage says that a job met its time limit
-        why = f"ended by the platform at its time limit ({message}); what was not pushed is gone"
+    if stage == "ERROR" and "timeout" in message.lower():  # the Hub has no stage for the time limit
+        why = f"ended by the platform at its time limit ({message}); outputs that were not pushed are lost"
         reason = Code.TIME_LIMIT
     return Observation(
         state=state,
@@ -245,14 +247,14 @@ def observation(job: Mapping[str, Any]) -> Observation:
 
 
 def ssh_of(job: Mapping[str, Any]) -> str:
-    """Return the address of a job's SSH server, such as `ID@ssh.hf.jobs`; empty where there is none."""
+    """Return the address of a job's SSH server, such as `ID@ssh.hf.jobs`; empty if it has none."""
     status = job.get("status")
     url = str(status.get("sshUrl") or "") if isinstance(status, dict) else ""
     return found[1] if (found := re.fullmatch(r"ssh://([0-9a-f]{24}@[a-z0-9.-]+)", url)) else ""
 
 
 def beat_of(usage: Mapping[str, Any]) -> Beat | None:
-    """Return a heartbeat from what the Hub measures; None where it measured nothing. The busiest GPU counts."""
+    """Return a heartbeat from the Hub's measurements, with the busiest GPU; None if it has no measurements."""
     given = usage.get("gpus")
     gpus = [gpu for gpu in given.values() if isinstance(gpu, dict)] if isinstance(given, dict) else []
     beat = Beat(
@@ -273,7 +275,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _first(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the job that was started here: somebody may have run it again by hand, with the same labels."""
+    """Return the oldest job, which gpuwarden started: a user may have rerun it manually with the same labels."""
     return min(found, key=lambda job: jobs.moment(job.get("createdAt")) or 0.0)
 
 

@@ -1,12 +1,12 @@
-"""Runs jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
+"""Run jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
 
-Run folders are on one claim of that namespace, which a person chose by the label `gpuwarden.dev/runs`: a pod's own disk
-is lost whenever its pod is replaced. The runner is the container's command. A small pod that mounts the same claim
-reaches the files, before a job starts and after it ended. Where a job is, the cluster decides; the runner's status
-counts for what the command did.
+Run folders are on one claim of that namespace, which the user selects by the label `gpuwarden.dev/runs`: a pod's own
+disk is lost whenever the pod is replaced. The runner is the container's command. A small pod that mounts the same claim
+provides access to the files before a job starts and after it ended. The cluster determines the state of a job; the
+runner's status describes the result of the command.
 
-A job's name has the token and the attempt, and its annotations repeat the token and the run folder. Many jobs that ask
-for the same can be the indexes of one Job, an array; each is found, observed and stopped by itself.
+A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with the
+same request can be the indexes of one Job, an array; each is found, observed and stopped separately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 LOOK_S: Final = 0.3
 AT_ONCE: Final = 8
-"""How many run folders of an array are filled at a time."""
+"""Number of run folders of an array that are filled concurrently."""
 SHARED: Final = "ReadWriteMany"
 _CHECKED: Final = "check"
 _NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "it was stopped before it started"}
@@ -75,7 +75,7 @@ class _ClaimFiles(SshBackend):
         self._api = api
 
     async def reach(self, place: Place) -> Ssh:
-        """Return the way to the pod for files, which is made when it is first needed."""
+        """Return the connection to the pod for files; the pod is created when it is first needed."""
         api, mount = self._api(place.host or ""), place.run_root
         namespace = await to_thread.run_sync(lambda: api.namespace)
         endpoint = Endpoint(place.host or "", place.host or "", 443, namespace)
@@ -93,13 +93,15 @@ class KubernetesBackend(EngineBackend):
         self._files = _ClaimFiles(clock, self.api)
 
     def api(self, context: str) -> KubeApi:
-        """Return the client of a context. Raises BadRequest where no context is named."""
+        """Return the client of a context. Raises BadRequest if no context is named."""
         if not context:
-            raise BadRequest("no cluster is named", "Write kubernetes/CONTEXT; `kubectl config get-contexts` has them.")
+            raise BadRequest(
+                "no cluster is named", "Write kubernetes/CONTEXT; `kubectl config get-contexts` lists the contexts."
+            )
         return self._apis.setdefault(context, KubeApi(context))
 
     def files(self, place: Place) -> SshBackend:
-        """Return the way to the claim's files."""
+        """Return the backend for the claim's files."""
         return self._files
 
     async def aclose(self) -> None:
@@ -110,7 +112,7 @@ class KubernetesBackend(EngineBackend):
             api.close()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it is. Raises BadRequest for an option that Kubernetes lacks."""
+        """Return the spec unchanged. Raises BadRequest for an option that Kubernetes does not have."""
         read_options(spec)
         return spec
 
@@ -119,12 +121,12 @@ class KubernetesBackend(EngineBackend):
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether the namespace gives the rights and has a claim for run folders that every node can mount."""
+        """Check that the namespace grants the rights and has a claim for run folders that every node can mount."""
         try:
             missing = await self._there(place, lambda api: api.missing_rights())
             if missing:
                 said = f"the cluster does not let this user {', '.join(missing)} in the namespace of {place.host}"
-                return [_unusable(said, "Ask who runs it for the rights in docs/kubernetes-rights.yaml.")]
+                return [_unusable(said, "Ask its administrator for the rights in docs/kubernetes-rights.yaml.")]
             claim = await self._there(place, lambda api: api.claim())
         except (BadRequest, NotFound, AuthFailed) as error:
             return [_unusable(error.message, *error.next_steps)]
@@ -136,12 +138,12 @@ class KubernetesBackend(EngineBackend):
         name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
         said = (
             f"the claim {name} is {given or 'of no mode'}: a job's pod and the pod for its files may be on"
-            " different nodes, and only one of them would get it"
+            " different nodes, and only one of them could mount it"
         )
         return [_unusable(said, f"Choose a claim that is {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Let the cluster check this job and start nothing. What its nodes have is not ours to read."""
+        """Let the cluster check this job in a dry run. The user's rights do not include reading its nodes."""
 
         def ask(api: KubeApi) -> EngineLimits:
             folder = f"{place.run_root}/gw-{_CHECKED}"
@@ -162,7 +164,7 @@ class KubernetesBackend(EngineBackend):
         return await self._there(place, ask)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what the job's image surely lacks, by its name. Its nodes are not ours to read."""
+        """Return the requirements that the job's image, judged by its name, does not meet. Nodes can't be read."""
         return image_readiness(needs.image, needs)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -177,7 +179,7 @@ class KubernetesBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Create the attempt's job, or adopt the one that has its name and is ours, or the task of an array."""
+        """Create the attempt's job, or adopt gpuwarden's job with its name or its task of an array."""
         handle = await self.handle_of(place, token)
         rows, ran = await self._started([handle], {token: attempt})
         if ran or (token in rows and rows[token].index is not None):
@@ -216,7 +218,7 @@ class KubernetesBackend(EngineBackend):
                     api, arrays.array_manifest(fresh, token, ready[0][1], folders, claim, at_once=at_once), folders
                 )
             if job is not None:
-                _give(api, job, arrays.orders_of(job, tasks))  # a call that ended early may not have come to this
+                _give(api, job, arrays.orders_of(job, tasks))  # an earlier call may have ended before this step
 
         await self._there(place, create_array)
         return handles
@@ -230,12 +232,12 @@ class KubernetesBackend(EngineBackend):
         for handle in handles:
             status, attempt = seen[handle.run_dir], attempts[handle.token]
             told = status.get("attempt") if status.get("token") == handle.token else None
-            if isinstance(told, int) and told >= attempt:  # its job may be gone by now
+            if isinstance(told, int) and told >= attempt:  # its job may have been deleted since
                 ran.add(handle.token)
         return {token: row for token, row in rows.items() if row.attempt >= attempts[token]}, ran
 
     async def _prepare_all(self, tasks: Sequence[ArrayTask], place: Place) -> list[tuple[Handle, str]]:
-        """Prepare many run folders, some at a time. Raises the first error."""
+        """Prepare many run folders, `AT_ONCE` concurrently. Raises the first error."""
         ready: dict[str, tuple[Handle, str]] = {}
         trouble: list[WardenError] = []
         limit = anyio.CapacityLimiter(AT_ONCE)
@@ -256,7 +258,7 @@ class KubernetesBackend(EngineBackend):
         return [ready[task.token] for task in tasks]
 
     async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
-        """Put all that a job needs into its run folder; return its handle, and the name of the runner there."""
+        """Put a job's files into its run folder; return its handle, and the name of the runner there."""
         handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
         # The environment and the interpreters of the pod for files are not those of the job's image.
         env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
@@ -267,19 +269,19 @@ class KubernetesBackend(EngineBackend):
         return handle, ready.runner
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token, whose place names the claim. A job's files stay on the claim of its start."""
+        """Return the handle of a token; its place names the claim. A job's files stay on the claim of its start."""
         key = place.host_key or await self._there(place, lambda api: claim_key(api.claim()).line)
         return await self._files.handle_of(place.model_copy(update={"host_key": key}), token)
 
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list of jobs, one of pods, and one look at their run folders."""
+        """Observe all jobs of a place: one list of jobs, one of pods, and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if h.token not in rows and seen[h.run_dir].get("state") == "running"]
-        if lost:  # gone is believed on the second look
+        if lost:  # a job counts as gone only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
         return {h.token: observation(seen[h.run_dir], _settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
@@ -294,9 +296,9 @@ class KubernetesBackend(EngineBackend):
         return rows_of(jobs, pods, handles)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Delete the job, whose pods end with their grace, and say STOPPED only once it was seen gone.
+        """Delete the job, whose pods end with their grace. Returns STOPPED only if the job is confirmed gone.
 
-        Of an array only the task's own pods are deleted. Where it waits, it is marked: a pod that it gets later ends.
+        For a task of an array only its own pods are deleted. A waiting task is marked, so that a later pod of it ends.
         """
         row = await self._row(handle)
         if row is None or row.over:
@@ -308,9 +310,9 @@ class KubernetesBackend(EngineBackend):
                 await self._clock.sleep(LOOK_S)
                 row = await self._row(handle)
                 if row is not None and row.index is not None and row.waits:
-                    await self._record_end(handle, first.attempt)  # the pod ended without a word, or as if interrupted
+                    await self._record_end(handle, first.attempt)  # the pod wrote no status, or that of an interruption
                     row = await self._row(handle)
-            if first.index is None:  # maybe deleted before its runner could leave a word; the cluster keeps none
+            if first.index is None:  # maybe deleted before its runner wrote a status; the cluster has none
                 status = (await self._look([handle]))[handle.run_dir]
                 if status.get("token") != handle.token or status.get("attempt") != first.attempt:
                     await self._record_end(handle, first.attempt)
@@ -324,7 +326,8 @@ class KubernetesBackend(EngineBackend):
     async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
         """Ask the cluster to end a job, or the pods of a task.
 
-        The end is recorded before that: a pod that starts meanwhile does nothing, and SIGTERM is no interruption.
+        The end is recorded first, so that a pod that starts meanwhile exits, and SIGTERM is not taken for an
+        interruption.
         """
         if row.waits:
             await self._record_end(handle, row.attempt)
@@ -337,14 +340,14 @@ class KubernetesBackend(EngineBackend):
             await self._there(handle.place, partial(delete, name=name, uid=uid))
 
     async def _record_end(self, handle: Handle, attempt: int) -> None:
-        """Write the end of an attempt that was stopped while nothing of it ran."""
+        """Write the final status of an attempt that was stopped before it ran."""
         last = {**_NOT_STARTED, "token": handle.token, "attempt": attempt, "ended_at": self._clock.now()}
         await self.put_file(handle, "status.json", json.dumps(last).encode())
 
     # ------------------------------------------------------------------------------------------------- API server
 
     async def _there(self, place: Place, work: Callable[[KubeApi], T]) -> T:
-        """Ask the API server, in a worker thread."""
+        """Call the API server in a worker thread."""
         api = self.api(place.host or "")
         return await to_thread.run_sync(lambda: work(api), abandon_on_cancel=True)
 
@@ -354,7 +357,7 @@ def _unusable(said: str, *cure: str | NextStep) -> Finding:
 
 
 def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
-    """Return the row of a task that waits and was canceled as one that is over: its pod will do nothing."""
+    """Mark the row of a waiting task as canceled if its run folder has the cancellation: its pod will exit at once."""
     if row is None or row.index is None or not row.waits:
         return row
     whose = (status.get("token"), status.get("attempt"))
@@ -363,7 +366,7 @@ def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
 
 
 def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> dict[str, Any]:
-    """Return the job: created, or there already. Raises Conflict where its name belongs to another tool."""
+    """Create the job, or return the existing one. Raises Conflict if its name belongs to another tool."""
     name = str(body["metadata"]["name"])
     try:
         return api.create(body)
@@ -372,8 +375,8 @@ def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> 
         if there is not None and all(is_of(there, handle) for handle in handles):
             return there
         raise Conflict(
-            f"the cluster has a job {name} that another tool made, or for other tasks",
-            "Look at it there; gpuwarden leaves it alone.",
+            f"the cluster already has a job {name} from another tool or for other tasks",
+            "Inspect it in the cluster; gpuwarden does not change it.",
         ) from None
 
 

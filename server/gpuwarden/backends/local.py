@@ -1,7 +1,7 @@
-"""Runs jobs on this machine, or in the folder of a rehearsal instance, through the runner as a subprocess.
+"""Run jobs on this machine, or in the folder of a rehearsal instance, with the runner as a subprocess.
 
-A job runs in a sandbox (`remote/sandbox`): no files of the user's, no other processes, no terminal, no network. It gets
-a minimal environment: the server's own tokens and keys never reach it unless its spec names them as secrets.
+A job runs in a sandbox (`remote/sandbox`): no user files, no other processes, no terminal, no network. Its environment
+is minimal: the server's own tokens and keys never reach it unless its spec names them as secrets.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LocalBackend(MachineBackend):
         self._hidden: tuple[str, ...] = ()
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Take what a person allows to jobs, which is asked at each start, and the folders that no job ever sees."""
+        """Set the policy for local jobs, which is read at each start, and the folders to hide from every job."""
         self._policy, self._hidden = policy, tuple(str(path.absolute()) for path in hidden)
 
     @property
@@ -75,23 +75,23 @@ class LocalBackend(MachineBackend):
         return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` where a job would run unconfined, BadRequest for what keeps it from starting here."""
+        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it could not start here."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
         elif not self._policy().unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
-        if rehearsed:  # on this machine itself a rule says so, among everything else
+        if rehearsed:  # outside of a rehearsal, a rule reports a missing interpreter together with other findings
             self.interpreter(spec)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether run folders can be made there, and whether the disk has room."""
+        """Check whether run folders can be created there, and whether the disk has free space."""
         return await anyio.to_thread.run_sync(_check, place)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what this machine lacks, with this interpreter, of what a job needs.
+        """Return the requirements of a job that this machine, with this interpreter, does not meet.
 
-        What the job names is run in its sandbox alone, and nothing else is found by its variables.
+        The job's own program runs only in the sandbox. The job's variables are used for nothing else.
         """
         found = await anyio.to_thread.run_sync(detect)
         network = self._allowed.network or found.kind is Kind.NONE
@@ -102,7 +102,7 @@ class LocalBackend(MachineBackend):
         program = shutil.which(needs.program, path=whole.get("PATH")) if needs.modules else None
         if program:
             ask = partial(modules_not_found, found, self._allowed, _run_root(place), program, needs.modules)
-            with contextlib.suppress(OSError, BadRequest):  # what it does not say is not known to be missing
+            with contextlib.suppress(OSError, BadRequest):  # without an answer, no module counts as missing
                 answer["modules"] = await anyio.to_thread.run_sync(ask, env, needs.env)
         return readiness(needs, answer, network=network)
 
@@ -116,7 +116,7 @@ class LocalBackend(MachineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt it when this token and attempt were started before."""
+        """Start the job, or adopt it if this token and attempt were started before."""
         await self.admit(spec, rehearsed=bool(place.root))
         handle, ready = await self.stage(spec, place, token, inputs)
         confined = await anyio.to_thread.run_sync(self._confined, place, handle.run_dir, ready)
@@ -140,22 +140,22 @@ class LocalBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Copy the inputs into the working folder, once: what a job finds there after its first start is its own."""
+        """Copy the inputs into the working folder, once: after its first start, the job may have changed them."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {})
         await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the argument list before the path of the job's script. Raises BadRequest where it could not start."""
+        """Return the argument list before the path of the job's script. Raises BadRequest if it could not start."""
         words = interpreter_for(spec.script) if spec.script is not None else ()
         if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
             raise BadRequest(
-                "the script's header asks for packages that are not here, and a job on this machine has no network",
-                "Install them next to gpuwarden, or let a person set network = true under [local] in the policy.",
+                "the script's header asks for packages that are not installed, and local jobs have no network",
+                "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy.",
             )
         return words
 
     def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
-        """The runner's spec with the words of the sandbox, where there is one."""
+        """Return the runner's spec, with the sandbox's command line if there is a sandbox."""
         found = detect()
         if found.kind is Kind.NONE:
             return ready.spec
@@ -176,7 +176,7 @@ class LocalBackend(MachineBackend):
         }
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping, bounded by what a sandboxed job may write to: it may make a link of its output."""
+        """Return the mapping, limited to paths that a sandboxed job may write: its output may be a symbolic link."""
         if place.root or detect().kind is Kind.NONE:
             return place.mapping
         return {**place.mapping, "within": [boxes.real(path) for path in self._allowed.paths]}
@@ -186,9 +186,9 @@ class LocalBackend(MachineBackend):
         return Handle(backend=self.name, token=token, run_dir=run_dir, place=place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token, while the place is there."""
+        """Return the handle of a token. Raises `Unreachable` if the instance's folder does not exist."""
         if not _present(place):
-            raise Unreachable(f"the instance's folder {place.root} is not there", do(Action.LIST_INSTANCES))
+            raise Unreachable(f"the instance's folder {place.root} does not exist", do(Action.LIST_INSTANCES))
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
@@ -212,9 +212,7 @@ class LocalBackend(MachineBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb and return its lines. A job is started by the runner file in its run folder, which never
-        changes.
-        """
+        """Run one verb and return its lines. The runner file in the run folder, which never changes, starts a job."""
         runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
         async with await _open(place, verb, run_dir, runner) as process:
             try:
@@ -240,13 +238,13 @@ HOW_TO_ALLOW: Hint = (
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
-    """Refuse a job that its sandbox would only let fail, or write where nothing is kept."""
+    """Raise BadRequest for an output path that the sandbox does not let the job write or does not keep."""
     for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
             raise BadRequest(
                 f"a job on this machine can't write to {path}: it runs in a sandbox",
-                "Write below the working folder, or let a person add the folder to [local] paths in the policy.",
+                "Write below the working folder, or ask the user to add the folder to [local] paths in the policy.",
             )
 
 
@@ -254,7 +252,7 @@ def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
 
 
 def _present(place: Place) -> bool:
-    """Return whether an instance's folder is there; this machine always is."""
+    """Return whether an instance's folder exists; always true for this machine."""
     return not place.root or Path(place.root).is_dir()
 
 
@@ -269,10 +267,10 @@ def _run_root(place: Place) -> Path:
 
 
 def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Write files under content-addressed names. The folder of an instance that is gone is never created again."""
+    """Write files under content-addressed names. Never recreate the folder of an instance that is gone."""
     base = Path(place.root or "/")
     if not _present(place):
-        raise Unreachable(f"the instance's folder {base} is not there", do(Action.LIST_INSTANCES))
+        raise Unreachable(f"the instance's folder {base} does not exist", do(Action.LIST_INSTANCES))
     try:
         folder = base
         for part in run_dir.relative_to(base).parts:
@@ -295,7 +293,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
-    """Copy the inputs into the working folder, once: what a job finds there after its first start is its own."""
+    """Copy the inputs into the working folder, once: after its first start, the job may have changed them."""
     if any((run_dir / sign).exists() for sign in launch.STARTED):
         return
     work, part = run_dir / "work", run_dir / "input.part"
@@ -318,11 +316,11 @@ def _check(place: Place) -> list[Finding]:
     root = _run_root(place)
     if place.root and not Path(place.root).is_dir():
         return [
-            Finding(rule="PF-PLACE-001", severity=Severity.UNKNOWN, message=f"the folder {place.root} is not there")
+            Finding(rule="PF-PLACE-001", severity=Severity.UNKNOWN, message=f"the folder {place.root} does not exist")
         ]
     nearest = next(p for p in [root, *root.parents] if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        message, fix = f"run folders can't be made in {root}: {nearest} is not writable", "Choose another run root."
+        message, fix = f"run folders can't be created in {root}: {nearest} is not writable", "Choose another run root."
         return [Finding(rule="PF-PLACE-001", severity=Severity.ERROR, message=message, fix=steps(fix))]
     free = shutil.disk_usage(nearest).free
     if free < LOW_DISK:
@@ -356,7 +354,7 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
             await process.stdin.send(json.dumps(request).encode())
             await process.stdin.aclose()
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
-        return  # it ended early; its answer says why
+        return  # it ended early; its answer has the reason
     except TimeoutError as error:
         raise Unreachable("the runner does not read its request", "Try again.") from error
 
@@ -378,7 +376,7 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 def _kill(process: Process) -> None:
     """Kill a verb that is no longer awaited.
 
-    By pid: `Process.kill` would reap one that has just ended under the eyes of asyncio's watcher, which then warns.
+    Uses the pid: `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -396,7 +394,7 @@ async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> Asyn
             errors = b"".join([part async for part in process.stderr])
             if await process.wait() != 0:
                 launch.raise_for(parse(errors))
-                raise BadReply(f"the runner's {verb} ended early without a reason", "Read it again.")
+                raise BadReply(f"the runner's {verb} ended early without a reason", "Try again.")
         except BaseException:
             _kill(process)
             raise

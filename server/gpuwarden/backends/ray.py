@@ -1,17 +1,17 @@
-"""Runs jobs on a Ray cluster, through the Jobs API of its dashboard.
+"""Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
 The run folder is below a path that this machine and every node share. The runner is the job's entrypoint: it works on
-the node as on any machine, and what it writes is read here. Where nothing is shared but a store, `keep` uploads the
-outputs from the job itself. Where a job is, Ray decides: one list for all jobs. A process id of a node means nothing
-here, so the runner's status counts for what the command did, and Ray's word for whether it can still run.
+the node as on any machine, and its files are read here. If only a store is shared, `keep` uploads the outputs from the
+job itself. Ray determines the state of a job, with one list for all jobs. A process id of a node is meaningless here,
+so the runner's status describes the command, and Ray determines whether the job can still run.
 
-The submission id has the token and the attempt, so Ray itself starts each once. The job's metadata names its run
-folder. Ray does not start a job again: one whose node is lost is preempted, and the next attempt goes on in the same
-folder.
+The submission id contains the token and the attempt, so Ray itself starts each attempt once. The job's metadata names
+its run folder. Ray does not restart a job: if its node is lost it is preempted, and the next attempt continues in the
+same folder.
 
 | variable | meaning |
 |---|---|
-| `RAY_AUTH_TOKEN` | the token of a Ray cluster that asks for one |
+| `RAY_AUTH_TOKEN` | the token of a Ray cluster that requires one |
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _SharedFolder(LocalBackend):
     name = "ray"
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return a node's interpreter: what the header depends on comes from the runtime environment."""
+        """Return a node's interpreter; the runtime environment provides the header's dependencies."""
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
@@ -82,57 +82,57 @@ class RayBackend(EngineBackend):
         self._hidden: tuple[Path, ...] = ()
 
     def files(self, place: Place) -> LocalBackend:
-        """Return the way to the shared path."""
+        """Return the backend for the files of the shared path."""
         return self._files
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
+        """Set the policy that can allow jobs without a sandbox next to gpuwarden's own files."""
         self._policy, self._hidden = policy, tuple(hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` for a cluster of this machine, unless a person allows that."""
+        """Raise `NoSandbox` for a cluster on this machine, unless the policy allows it."""
         target = spec.platform.partition("/")[2]
         await self._allow("" if target == "local" else target)
 
     async def _allow(self, host: str, run_dir: str = "") -> None:
-        """Refuse jobs that could write what a person decides: those of this machine, and of a shared home folder."""
+        """Refuse jobs that could change the user's policy: on this machine, or with a shared home folder."""
         if self._policy().unsandboxed:
             return
         here = not host or await to_thread.run_sync(is_here, host)
         if here or (run_dir and await to_thread.run_sync(_same_storage, run_dir, self._hidden)):
             raise NoSandbox(
-                "jobs of this Ray cluster could write to gpuwarden's own files, for no sandbox is around them",
+                "jobs of this Ray cluster run without a sandbox and could write to gpuwarden's own files",
                 (
                     "Use a cluster of other machines, and a shared path on separate storage.",
-                    do(Action.ALLOW_LOCAL, "to allow that", alternative=True),
+                    do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
                 ),
             )
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it is. Raises BadRequest for an option that Ray lacks."""
+        """Return the spec unchanged. Raises BadRequest for an option that Ray does not have."""
         options.read_options(spec)
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: Ray starts no job a second time."""
+        """Return 1: Ray never restarts a job."""
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether run folders can be made on the shared path."""
+        """Check whether run folders can be created on the shared path."""
         return await self._files.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Ask the cluster for its version and its nodes."""
+        """Request the cluster's version and nodes."""
         version = await ask(place, "GET", "/api/version")
         nodes = await ask(place, "GET", "/api/v0/nodes?detail=true")
         cluster = await ask(place, "GET", "/api/cluster_status")
         return read_limits(version, nodes, cluster, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what the cluster surely lacks: the Python that a header requires, and files of the shared path.
+        """Return requirements that the cluster certainly does not meet: a header's Python, files of the shared path.
 
-        Ray makes the environment of a header's packages with its own Python, and brings them itself. Which Python
-        starts a program without any, and what else its machines have, is not known.
+        Ray creates the environment for a header's packages with its own Python, and installs them itself. The Python
+        for programs without packages, and other software of the nodes, are unknown.
         """
         shared = [path for path in needs.files if path.startswith(f"{place.run_root.rstrip('/')}/")]
         gone = await to_thread.run_sync(lambda: tuple(path for path in shared if not os.path.lexists(path)))
@@ -157,9 +157,9 @@ class RayBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt the job that has its id. Secrets go through a private file of the run folder.
+        """Submit the attempt, or adopt the job with its id. Secrets are passed in a private file of the run folder.
 
-        The job's entrypoint reads that file and removes it; Ray itself would show them in its list.
+        The job's entrypoint reads that file and removes it; Ray itself would show the secrets in its list of jobs.
         """
         handle, stem = await self.handle_of(place, token), launch.run_name(token)
         await self._allow(address(place)[0], handle.run_dir)
@@ -186,24 +186,24 @@ class RayBackend(EngineBackend):
             await to_thread.run_sync(_forget_secrets, handle, attempt)
         if taken:
             raise Conflict(
-                f"Ray has a job of another tool as {ident}; nothing was started",
+                f"another tool's job in Ray has the id {ident}; nothing was started",
                 "Delete that job in Ray, then submit again.",
             )
         if status == 400:
-            raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change what it refuses, then submit again.")
+            raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change the refused option, then submit again.")
         raise Unreachable(
-            f"Ray did not confirm the job: {last_line(said)}", "It may have been carried out; the next call looks."
+            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call finds out."
         )
 
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list of Ray's, and one look at their run folders."""
+        """Observe all jobs of a place: one list from Ray, and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
-        if lost:  # gone is believed on the second look
+        if lost:  # a job counts as gone only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
         for handle in handles:
@@ -221,7 +221,7 @@ class RayBackend(EngineBackend):
         return rows_of(*await ask(handles[0].place, "GET", JOBS), folders)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: Ray sends SIGTERM, and the runner kills after the grace that `stop.json` names."""
+        """End the job: Ray sends SIGTERM, and the runner kills the command after the grace in `stop.json`."""
         stem, asked = launch.run_name(handle.token), False
         with anyio.move_on_after(min(grace_s + 5, STOP_S)):
             while (row := (await self._rows([handle])).get(stem)) is not None and not row.over:
@@ -234,23 +234,23 @@ class RayBackend(EngineBackend):
         return StopResult.PENDING
 
     async def _end(self, handle: Handle, row: Row) -> bool:
-        """Ask Ray to end one job. Return False where its process is not there yet to be asked."""
+        """Ask Ray to end one job. Return False if its process has not started yet."""
         ident = submission_id(row.stem, row.attempt, handle.run_dir)
         status, said = await ask(handle.place, "POST", f"{JOBS}{ident}/stop", {})
         if status == 200 and isinstance(said, dict) and isinstance(said.get("stopped"), bool):
             return bool(said["stopped"])
         if status >= 500:
             raise Unreachable(f"Ray did not confirm the end: {last_line(said)}", do(Action.CHECK))
-        raise BadReply("the end of a job was answered in a form that is not known", do(Action.CHECK))
+        raise BadReply("Ray's reply to stopping a job has an unknown form", do(Action.CHECK))
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
-    """Return whether Ray has this attempt, or a later one: a late repetition starts nothing."""
+    """Return whether Ray has this attempt or a later one, so that a late repeated call starts nothing."""
     return stem in rows and rows[stem].attempt >= attempt
 
 
 def _order_stop(handle: Handle, grace_s: float) -> None:
-    """Write the grace where the runner looks for it, unless a first call did. Ray ends the job without it as well."""
+    """Write the grace to `stop.json` unless an earlier call did. Ray also ends the job without the file."""
     path = Path(handle.run_dir) / "stop.json"
     with suppress(OSError):
         if path.parent.is_dir() and not os.path.lexists(path):
@@ -258,9 +258,9 @@ def _order_stop(handle: Handle, grace_s: float) -> None:
 
 
 def _forget_secrets(handle: Handle, attempt: int | None = None) -> None:
-    """Remove the secrets of an attempt, or of all, whose entrypoint never read them."""
+    """Remove the secrets of one attempt, or of all, if the entrypoint never read them."""
     for path in Path(handle.run_dir).glob(options.secrets_name(attempt)):
-        with suppress(OSError):  # a job may put anything into its folder, such as a folder of that name
+        with suppress(OSError):  # a job can write to its folder, for example a folder of that name
             path.unlink()
 
 

@@ -1,10 +1,11 @@
-"""Runs jobs in the queue of a cluster that SkyPilot launched; the cluster itself is rented by the provider `sky`.
+"""Run jobs in the queue of a cluster that SkyPilot launched; the provider `sky` rents the cluster itself.
 
-Files travel over SSH, by the alias that SkyPilot's client writes. The job is one of SkyPilot's queue, so that it knows
-that its cluster is busy; its command is our runner, which does there what it does everywhere. A job's name in the queue
-has the token and the attempt. It is found by that name, never by SkyPilot's number.
+Files are copied over SSH, with the alias that SkyPilot's client writes. The job is in SkyPilot's queue, so that
+SkyPilot knows that the cluster is busy; its command is gpuwarden's runner. A job's name in the queue contains the token
+and the attempt. Jobs are found by that name, never by SkyPilot's number.
 
-Where a job is, SkyPilot decides; what the command did, the runner's status says. The cluster bills on after both.
+SkyPilot determines the state of a job; the runner's status describes the result of the command. The cluster is still
+billed after the job ends.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ STATES: Final = {
     "FAILED_DRIVER": "NODE_FAIL",
     "CANCELLED": "CANCELLED",
 }
-"""SkyPilot's states in the words of the table that all engines share."""
+"""SkyPilot's states as the states that all engines share."""
 _NAME = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 
 
@@ -69,12 +70,12 @@ class SkyBackend(SshBackend):
         self._sky = sky or SkyClient()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it is, or as a managed job's. Raises BadRequest for an option that SkyPilot lacks."""
+        """Return the spec, for a managed job with `sky-jobs/`. Raises BadRequest for an unknown option."""
         managed = read_options(spec.options).managed
         return spec.model_copy(update={"platform": spec.platform.replace("sky/", "sky-jobs/", 1)}) if managed else spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: SkyPilot repeats no job of a cluster's queue."""
+        """Return 1: SkyPilot never restarts a job of a cluster's queue."""
         return 1
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -89,9 +90,9 @@ class SkyBackend(SshBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Put the attempt into the cluster's queue, or adopt the job that has its name.
+        """Put the attempt into the cluster's queue, or adopt the job with its name.
 
-        Secrets go to SkyPilot as its own secrets do: it masks them, and its API server keeps them.
+        Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
         """
         handle, ready = await self.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}
@@ -111,7 +112,7 @@ class SkyBackend(SshBackend):
         return handle
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token: one that is in the queue or on its way there, or that left its status."""
+        """Return the job of a token if it is queued, is being submitted, or has a status in its run folder."""
         stem = launch.run_name(token)
         try:
             handle = await self.handle_of(place, token)
@@ -124,7 +125,7 @@ class SkyBackend(SshBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a cluster by one look at its queue, and one at their run folders."""
+        """Observe all jobs of a cluster with one poll of its queue, and one of their run folders."""
         if not handles:
             return {}
         queue, seen = await self._queue(handles[0].place), await self._look(handles)
@@ -138,7 +139,7 @@ class SkyBackend(SshBackend):
         return observed
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the runner's log from a byte cursor; SkyPilot's own where the runner never started."""
+        """Read the runner's log from a byte cursor, or SkyPilot's log if the runner never started."""
         try:
             return await super().logs(handle, cursor, limit)
         except NotFound:
@@ -149,7 +150,7 @@ class SkyBackend(SshBackend):
         return LogChunk.cut(raw, cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: what waits by SkyPilot's cancel, what runs by its runner first, with its grace."""
+        """End the job. The runner ends a running job with its grace first; SkyPilot's cancel ends a waiting one."""
         row = await self._row(handle)
         if row is not None and row.over:
             return StopResult.GONE
@@ -183,14 +184,17 @@ def _named(name: str | None) -> tuple[str, int]:
 
 
 def _rows(queue: JobQueue) -> dict[str, Row]:
-    """Return the row of each of our jobs that counts: of the last attempt, the one that was submitted first."""
+    """Return the decisive row of each job: the first submitted one of its last attempt."""
     rows = {}
     for job in sorted(queue.rows, key=lambda job: -job.id):
         stem, attempt = _named(job.name)
         if not stem:
             continue
         if job.status not in STATES:
-            raise BadReply(f"SkyPilot's queue has a job that is {line(job.status, 40)}", "Is it SkyPilot 0.14?")
+            raise BadReply(
+                f"a job in SkyPilot's queue has the unknown state {line(job.status, 40)}",
+                "Check that SkyPilot 0.14 is installed.",
+            )
         rows[stem, attempt] = Row(
             stem=stem,
             attempt=attempt,

@@ -1,12 +1,12 @@
-"""Runs jobs as managed jobs of SkyPilot's: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
+"""Run jobs as managed jobs of SkyPilot: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
 
-SkyPilot's jobs controller rents a machine for the job, rents another one where that is taken, and ends the machine with
-the job. No machine of it can be reached from here: what is known of a job is the controller's queue and its log, and
-what it saves has to go to an artifact store while it runs. Our runner travels in the job's command and uploads; it
-ends, and the machine with it, once everything is in the store.
+SkyPilot's jobs controller rents a machine for the job, rents another one if the machine is preempted, and terminates it
+with the job. gpuwarden can't connect to these machines: the only sources are the controller's queue and the job's log,
+and outputs must go to an artifact store while the job runs. The job's command contains gpuwarden's runner, which
+uploads them; it ends, and the machine with it, once all outputs are in the store.
 
-A job's name in the queue has the token and the attempt. It is found by that name, never by SkyPilot's number. On
-another machine its command starts in an empty folder: it goes on where its own script loads a checkpoint.
+A job's name in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
+On another machine the command starts in an empty folder: it resumes only if its script loads a checkpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STATES: Final[dict[str, tuple[Job, Code]]] = {
     "FAILED_NO_RESOURCE": (Job.FAILED, Code.NOT_STARTED),
     "FAILED_CONTROLLER": (Job.FAILED, Code.PLATFORM_REPORT),
 }
-"""By SkyPilot's `ManagedJobStatus`, the state of a job and the reason for it."""
+"""State and reason of a job, by SkyPilot's `ManagedJobStatus`."""
 _EXIT: Final = re.compile(r"exit codes? \[?(\d{1,3})\b")
 _AWAY: Final = "the machine of a managed job can't be reached from here"
 
@@ -80,19 +80,19 @@ class SkyJobsBackend:
         self._sky = sky or SkyClient()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec without the option that led here. Raises BadRequest for an option that SkyPilot lacks."""
+        """Return the spec without the `managed` option. Raises BadRequest for an option that SkyPilot does not have."""
         read_options(spec.options)
         return spec.model_copy(update={"options": {k: v for k, v in spec.options.items() if k != "managed"}})
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how often the controller may start the command, beside what is counted for interruptible machines.
+        """Return how often the controller may start the command; interruptions are counted separately.
 
         The controller has no limit; gpuwarden cancels a job that was started more often.
         """
         return 1 if spec.interruptible else 1 + spec.max_restarts
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether the API server answers."""
+        """Check whether the API server answers."""
         try:
             await self._sky.ask(Info, "info")
         except WardenError as error:
@@ -111,19 +111,21 @@ class SkyJobsBackend:
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt's managed job, or adopt the one that has its name, or a later attempt's.
+        """Submit the attempt's managed job, or adopt the job with its name or of a later attempt.
 
-        Secrets go to SkyPilot as its own secrets do: it masks them, and its API server keeps them.
+        Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
         """
         if inputs:
-            raise NotSupported("a managed job gets no files from here", "Put them into a dataset on the Hub.")
+            raise NotSupported("a managed job can't receive input files", "Put them into a dataset on the Hub.")
         stem = stem_of(place, token)
         queue = await self._queue(stem)
         numbers = [number for name in (*(row.name for row in queue.rows), *queue.sent) for number in _of(stem, name)]
         last = max(numbers, default=0)
         if 0 < last < attempt and (before := _observed(queue, stem)).state in {Job.QUEUED, Job.RUNNING}:
-            raise Conflict(f"attempt {before.attempt} of the managed job {stem} has not ended", "Look at it again.")
-        if last <= attempt:  # the helper adopts an equal one, and cancels what came twice
+            raise Conflict(
+                f"attempt {before.attempt} of the managed job {stem} has not ended", "Try again once it ends."
+            )
+        if last <= attempt:  # the helper adopts a job of the same name, and cancels duplicates
             await self._sky.ask(
                 Launched,
                 "submit_managed",
@@ -138,7 +140,7 @@ class SkyJobsBackend:
         return Handle(backend=self.name, token=token, run_dir=f"/managed/{stem_of(place, token)}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token: one that the controller lists, or that is on its way there."""
+        """Return the job of a token if the controller lists it or a submit of it is in progress."""
         stem = stem_of(place, token)
         try:
             queue = await self._queue(stem)
@@ -150,16 +152,16 @@ class SkyJobsBackend:
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs by one look at the controller's queue."""
+        """Observe all jobs with one poll of the controller's queue."""
         if not handles:
             return {}
         queue = await self._queue(_stem(handles[0]) if len(handles) == 1 else "gw-")
         return {handle.token: _observed(queue, _stem(handle)) for handle in handles}
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log of the newest start from a byte cursor; a negative cursor counts from its present end.
+        """Read the log of the newest start from a byte cursor; a negative cursor counts from its current end.
 
-        It is empty while the job has no machine: SkyPilot answers only when there is one.
+        The log is empty while the job has no machine: SkyPilot answers only once it has one.
         """
         job = newest(await self._queue(_stem(handle)), _stem(handle))
         waits = job is None or STATES.get(job.status, (Job.UNKNOWN,))[0] is Job.QUEUED
@@ -167,10 +169,10 @@ class SkyJobsBackend:
         return LogChunk.cut(found.text.encode() if found else b"", cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Cancel the job. PENDING until the controller says that it has ended, and its machine with it.
+        """Cancel the job. Returns PENDING until the controller reports that the job and its machine have ended.
 
-        GONE where it had ended before, or the queue does not list it any more; the provider says whether its machine
-        bills.
+        Returns GONE if it had ended before or the queue no longer lists it; the provider reports whether its machine
+        is billed.
         """
         stem = _stem(handle)
         queue = await self._queue(stem)
@@ -182,7 +184,7 @@ class SkyJobsBackend:
         refusal: WardenError | None = None
         try:
             await self._sky.ask(Done, "cancel_managed", job_id=job.id, graceful=grace_s >= 1)
-        except WardenError as error:  # it may have ended, or left the queue, since the first look
+        except WardenError as error:  # the job may have ended or left the queue since the first poll
             refusal = error
         again = newest(await self._queue(stem), stem)
         if again is None or (again.over and refusal is not None):
@@ -197,7 +199,7 @@ class SkyJobsBackend:
     # ------------------------------------------------------------------------------------------------------- files
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Raise Unreachable: what there is of the job's files is in its artifact store."""
+        """Raise Unreachable: the job's files are only in its artifact store."""
         raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has ended.")
 
     manifest = list_files
@@ -217,23 +219,23 @@ def _stem(handle: Handle) -> str:
 
 
 def _of(stem: str, name: str) -> tuple[int, ...]:
-    """Return the attempt that a name is of; nothing for another job's name."""
+    """Return the attempt in a name, as a tuple of one; empty for another job's name."""
     found, attempt = named(name)
     return (attempt,) if found == stem else ()
 
 
 def newest(queue: ManagedQueue, stem: str) -> ManagedJob | None:
-    """Return the job that counts: of the last attempt, the one that was submitted first."""
+    """Return the first submitted job of the last attempt; later ones are duplicates."""
     ours = [(-number, row.id, row) for row in queue.rows for number in _of(stem, row.name)]
     return min(ours)[2] if ours else None
 
 
 def _observed(queue: ManagedQueue, stem: str) -> Observation:
-    """Return the observation of a job that the queue has, that is on its way there, or that was refused."""
+    """Return the observation of a job that is queued, is being submitted, or was refused."""
     job = newest(queue, stem)
     sent = [number for name in queue.sent for number in _of(stem, name)]
     if sent and (job is None or max(sent) > named(job.name)[1]):
-        reason = because(Code.ENGINE_QUEUE, why="SkyPilot is submitting it")
+        reason = because(Code.ENGINE_QUEUE, why="SkyPilot is submitting the job")
         return Observation(state=Job.QUEUED, attempt=max(sent), reason=reason.code, why=reason.text)
     if job is not None:
         return observation(job)
@@ -245,17 +247,21 @@ def _observed(queue: ManagedQueue, stem: str) -> Observation:
 
 
 def observation(job: ManagedJob) -> Observation:
-    """Return the observation of a managed job. Raises BadReply for a state that is not known.
+    """Return the observation of a managed job. Raises BadReply for an unknown state.
 
-    A recovery is the queue's again: it waits for another machine, and what it had is gone.
+    A recovering job counts as queued: it waits for another machine, and the files of the old one are lost.
     """
     if job.status not in STATES:
-        raise BadReply(f"SkyPilot has a managed job that is {line(job.status, 40)}", "Is it SkyPilot 0.14?")
+        raise BadReply(
+            f"a managed job has the unknown state {line(job.status, 40)}", "Check that SkyPilot 0.14 is installed."
+        )
     state, code = STATES[job.status]
     again = f"recovered {job.recoveries} times" if job.recoveries else ""
     said = line("; ".join(part for part in (again, job.why) if part), 300)
     waits = (
-        f"{job.status}: its machine was taken, and another one is rented" if job.status == "RECOVERING" else job.status
+        f"{job.status}: its machine was preempted; SkyPilot is renting another one"
+        if job.status == "RECOVERING"
+        else job.status
     )
     reason = because(code, said, why=waits, state=job.status)
     exits = _EXIT.search(job.why) if job.status == "FAILED" else None
@@ -282,7 +288,7 @@ def observation(job: ManagedJob) -> Observation:
 
 
 def _bills(job: ManagedJob) -> bool | None:
-    """Return whether the job's machine bills; None where the controller has not said that it is gone."""
+    """Return whether the job's machine is billed; None if the controller has not confirmed its termination."""
     if job.status in {"PENDING", "SUBMITTED"} and not job.recoveries:
         return False
     if job.over:

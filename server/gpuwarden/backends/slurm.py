@@ -1,13 +1,13 @@
-"""Runs jobs as batch jobs of Slurm, on a cluster that is reached over SSH or whose login node this is.
+"""Run jobs as batch jobs of Slurm, on a cluster that is reached over SSH or whose login node is this machine.
 
 The run folder is on a file system that the login node and the compute nodes share. The runner is the batch script: it
-works in the allocation as on any machine, and what it writes there is read on the login node. Where a job is, Slurm
-decides: one list of the queue, completed from accounting for the jobs that it does not have any more. A process id of
-another node means nothing here, so the runner's status counts for what the command did, and Slurm's word for whether
-it can still run.
+works in the allocation as on any machine, and its files are read on the login node. Slurm decides the state of a job:
+one list of the queue, completed from accounting for the jobs that have left it. A process id of another node is
+meaningless here, so the runner's status describes the command, and Slurm determines whether the job can still run.
 
-A job's name in Slurm has the token and the attempt. It is found by that name, never by Slurm's number. The tasks of a
-job array have one name there, so each run folder names the array, and the array's folder has the table of its tasks.
+A job's name in Slurm contains the token and the attempt. Jobs are found by that name, never by Slurm's number. The
+tasks of a job array share one name, so each run folder names the array, and the array's folder has the table of its
+tasks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gpuwarden.remote.host.any_python import ANY_PYTHON, python_command
 from gpuwarden.remote.ssh.host_keys import HostKey
 
 ASK_S: Final = 150.0
-"""How long the agent may take: each of Slurm's commands has its own, shorter limit."""
+"""Time limit of the agent; each of Slurm's commands has its own, shorter limit."""
 STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 _LOADER: Final = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'slurm_agent.py', 'exec'))"
@@ -61,7 +61,7 @@ def create(clock: Clock) -> SlurmBackend:
 
 
 class _LoginNode(LocalBackend):
-    """The files of a cluster whose login node this is. Its jobs are in no sandbox of this machine."""
+    """The files of a cluster whose login node is this machine. Its jobs do not run in this machine's sandbox."""
 
     name = "slurm"
 
@@ -92,29 +92,30 @@ class SlurmBackend(EngineBackend):
         await self._far.aclose()
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
-        """Return the way to the files: this machine's, or those behind SSH."""
+        """Return the backend for the files: local, or over SSH."""
         return self._far if place.host else self._here
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Take whether a person lets jobs run next to gpuwarden's own files without a sandbox."""
+        """Set the policy that can allow jobs without a sandbox next to gpuwarden's own files."""
         self._policy = policy
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` for the cluster of this machine's own login node, unless a person allows that.
+        """Raise `NoSandbox` for a cluster whose login node is this machine, unless the policy allows it.
 
-        Its jobs run as this user, with this home folder, and in no sandbox: they could write what a person decides.
+        Its jobs run as this user, with this home folder and without a sandbox: they could change the user's policy.
         """
         if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
-                "jobs of this machine's own Slurm share its home folder, gpuwarden's files included, in no sandbox",
+                "jobs of this machine's own Slurm run without a sandbox and can write its home folder, gpuwarden's"
+                " files included",
                 (
                     "Run gpuwarden on another machine and name the cluster as slurm/HOST.",
-                    do(Action.ALLOW_LOCAL, "to allow that", alternative=True),
+                    do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
                 ),
             )
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec as it is. Raises BadRequest for an option that Slurm lacks."""
+        """Return the spec unchanged. Raises BadRequest for an option that Slurm does not have."""
         options.read_options(spec)
         return spec
 
@@ -123,28 +124,28 @@ class SlurmBackend(EngineBackend):
         return 1
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect to the login node, and return the key that it shows."""
+        """Connect to the login node and return its host key."""
         return await self._far.host_key(place)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return whether run folders can be made on the login node; what the cluster allows is asked by `limits`."""
+        """Check whether run folders can be created on the login node; `limits` checks the cluster's limits."""
         if place.host:
             return [f for f in await self._far.check(place) if not f.rule.startswith("PF-GPU")]
         return await self._here.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Ask the cluster what it allows, and to check this job."""
+        """Request the cluster's limits and its own check of this job."""
         found = await self._ask(place, "limits", args=options.arguments(spec))
         return read_limits(found, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what the login node lacks, whose interpreter or uv starts a script on the machines of the cluster.
+        """Return the requirements that the login node does not meet; its interpreter or uv starts scripts on the nodes.
 
-        What a command of it lacks may be there all the same: modules, and disks of the machines alone.
+        A missing command may still exist on the compute nodes, through modules or local disks.
         """
         wanted = replace(needs, gpu=False)  # `limits` asks for the GPUs of the partitions
         found = await self.files(place).readiness(place, wanted) if wanted.any else Readiness()
-        network = found.network or not place.host  # no sandbox of this machine is around its jobs
+        network = found.network or not place.host  # its jobs do not run in this machine's sandbox
         return replace(found, where="on the login node", network=network)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -159,7 +160,7 @@ class SlurmBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt the job that has its name. Secrets go into the environment of `sbatch` only."""
+        """Submit the attempt, or adopt the job with its name. Secrets are only in the environment of `sbatch`."""
         near = self.files(place)
         handle, ready = await near.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}
@@ -182,7 +183,7 @@ class SlurmBackend(EngineBackend):
     async def submit_array(
         self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
     ) -> dict[str, Handle]:
-        """Submit the tasks as one job array. Everything that they need but their inputs goes along in one call."""
+        """Submit the tasks as one job array. One call sends all their files except the inputs."""
         check_tasks(tasks, lambda task: options.array_request(task.spec, task.attempt))
         near, first, python = self.files(place), tasks[0], await self._python(place)
         home = await near.handle_of(place, token)
@@ -220,15 +221,15 @@ class SlurmBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list of Slurm's, and one look at their run folders.
+        """Observe all jobs of a place: one list from Slurm, and one poll of their run folders.
 
-        A job that only accounting could tell about is left out while that is down.
+        While accounting is down, jobs whose state only accounting has are left out.
         """
         if not handles:
             return {}
         (rows, blind), seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
-        if lost:  # gone is believed on the second look
+        if lost:  # a job counts as gone only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             again, blind = await self._rows(lost)
             rows, seen = {**rows, **again}, {**seen, **await self._look(lost)}
@@ -237,21 +238,21 @@ class SlurmBackend(EngineBackend):
         return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in told}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
-        """Return whether Slurm lists a job of this handle; unknown while only its accounting or a submit could say."""
+        """Return whether Slurm lists the job; unknown if accounting is down or a submit of it is in progress."""
         (rows, blind), name = await self._rows([handle]), launch.run_name(handle.token)
         return Unknown(blind[name]) if name in blind else Known(name in rows)
 
     async def _rows(self, handles: Sequence[Handle]) -> tuple[dict[str, Row], dict[str, str]]:
         """Return Slurm's newest row of each job by the name that its attempts share.
 
-        Also return why nobody knows of a job without a row whether it has one: accounting does not answer, or a submit
-        whose caller may be dead is still on its way.
+        Also return, for each job without a row, why this is inconclusive: accounting does not answer, or a submit,
+        whose caller may be dead, is still in progress.
         """
         folders = {launch.run_name(h.token): h.run_dir for h in handles}
         reply = await self._ask(handles[0].place, "jobs", folders=folders)
         queue, accounting = reply.get("queue"), reply.get("accounting")
         if not isinstance(queue, dict):
-            raise BadReply("the answer about Slurm's queue is not understood", "Try again.")
+            raise BadReply("the answer about Slurm's queue can't be parsed", "Try again.")
         if queue.get("rows") is None:
             raise Unreachable(f"Slurm does not list its jobs: {line(queue.get('err') or 'no reason given')}", TOO_OLD)
         rows, blind = newest(queue_rows(queue)), dict[str, str]()
@@ -268,7 +269,7 @@ class SlurmBackend(EngineBackend):
         return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: what waits at once, what runs by a signal to its runner and, after its grace, for good."""
+        """End the job: cancel a waiting job at once, signal a running one and cancel it after its grace."""
         reply = await self._ask(
             handle.place,
             "stop",
@@ -282,18 +283,18 @@ class SlurmBackend(EngineBackend):
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
-            raise BadReply(f"the end of a job was answered by {line(reply.get('result'))}", do(Action.CHECK)) from error
+            raise BadReply(f"stopping a job returned {line(reply.get('result'))}", do(Action.CHECK)) from error
 
     # ------------------------------------------------------------------------------------------------------- agent
 
     async def _python(self, place: Place) -> str:
-        """Return the interpreter for the runner, which compute nodes are expected to have at the same path."""
+        """Return the interpreter for the runner; compute nodes are expected to have it at the same path."""
         if place.host:
             return (await self._far.host_info(place)).runner_python
         return sys.executable or shutil.which("python3") or "python3"
 
     async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
-        """Let the agent carry out one verb where Slurm's commands are, and return its answer."""
+        """Run one verb of the agent on the host that has Slurm's commands, and return its answer."""
         env = {"PATH": (await self._far.host_info(place)).path, **place.env} if place.host else place.env
         sent = json.dumps({"verb": verb, "env": env, **request}).encode()
         source = _agent()
@@ -303,18 +304,18 @@ class SlurmBackend(EngineBackend):
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise BadReply("the answer about Slurm is not understood", "Try again.")
+            raise BadReply("the answer of the Slurm agent can't be parsed", "Try again.")
         if reply.get("ok") is True:
             return reply
         said = line(reply.get("error") or "no reason given", 500)
         if reply.get("code") == "refused":
-            raise BadRequest(f"Slurm refused the job: {said}", "Change what it refuses, then submit again.")
+            raise BadRequest(f"Slurm refused the job: {said}", "Change the refused option, then submit again.")
         if reply.get("code") == "io_error":
             raise BadRequest(
                 f"the login node refused: {said}", "Free space or fix the permissions there, then try again."
             )
         raise Unreachable(
-            f"Slurm does not answer: {said}", "It may have been carried out; the next call finds that out."
+            f"Slurm does not answer: {said}", "The request may have been carried out; the next call finds out."
         )
 
     async def _run(self, place: Place, argv: list[str], stdin: bytes) -> bytes:
@@ -324,7 +325,9 @@ class SlurmBackend(EngineBackend):
             with anyio.fail_after(ASK_S):
                 _, output = await processes.run(argv, stdin)
         except (OSError, TimeoutError) as error:
-            raise Unreachable(f"Slurm can't be asked: {error}", "It may have been carried out; try again.") from error
+            raise Unreachable(
+                f"Slurm's commands failed: {error}", "The request may have been carried out; try again."
+            ) from error
         return output
 
 

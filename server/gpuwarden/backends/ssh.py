@@ -1,8 +1,8 @@
-"""Runs jobs on a machine behind SSH, through the runner that is shipped there.
+"""Run jobs on a machine behind SSH, through the runner that is uploaded there.
 
-The runner is stored below the run root under the digest of its content, so a live run's runner is never touched. All
-jobs of an instance are polled with one exec on one reused connection. The host key of the first connection is put into
-every handle; from then on no other key is accepted.
+The runner is stored below the run root under the digest of its content, so the runner of a live run never changes. All
+jobs of an instance are polled with one exec on one reused connection. Every handle contains the host key of the first
+connection; from then on no other key is accepted.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ MAX_REPLY = 256 << 20
 CHECK_S = 55.0
 DEFAULT_HUB = "https://huggingface.co"
 _NO_RUNNER = 97
-_END_OF_ROSTER = b"\n\n"
+_END_OF_MANIFEST = b"\n\n"
 _ANY = 'for path; do [ -e "$path" ] && exit 0; done; exit 1'
-# Importing the runner instead of running it lets Python keep it compiled, which halves the time of a call.
+# Importing the runner instead of running it lets Python cache its bytecode, which halves the time of a call.
 _START = f"""
 import os, sys
 from importlib.machinery import SourceFileLoader
@@ -98,9 +98,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """Probe a new machine: its host key, and whether it is fit for a job. Takes some seconds, at most a
-        minute.
-        """
+        """Probe a new machine: its host key, and its fitness for a job. Takes seconds, at most a minute."""
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
@@ -114,7 +112,7 @@ class SshBackend(MachineBackend):
         except WardenError as error:
             return [_host(Severity.UNKNOWN, error.message, error.next_steps)]
         if place.host_key or not key.first_contact:
-            return [_host(Severity.INFO, f"{place.host} shows the known host key, {key.fingerprint}", ""), *fitness]
+            return [_host(Severity.INFO, f"{place.host} has the known host key {key.fingerprint}", ""), *fitness]
         message = (
             f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
         )
@@ -122,16 +120,16 @@ class SshBackend(MachineBackend):
         return [_host(Severity.INFO, message, compare), *fitness]
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and return the key that the machine shows."""
+        """Connect to the machine and return its host key."""
         return await (await self._at(place)).ssh.open()
 
     async def _probe(self, place: Place) -> list[Finding]:
         host = await self.host_info(place)
         run_root = _run_root(place, host)
-        profile = None  # a machine of the user's own may have none
+        profile = None  # the user's own machine may have no profile
         with suppress(WardenError):
             profile = load_profile(place.platform.partition("/")[0])
-        # Tiers that are always present, separate from the machine's own disk, and survive a stop or the end.
+        # Storage tiers that are always present, are not the machine's own disk, and survive a stop or a termination.
         durable = [
             tier.path
             for tier in (profile.storage if profile and not place.root else ())
@@ -149,11 +147,11 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- start
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
-        """Take whether uv may be brought to machines, and the folder here where it is kept."""
+        """Set the policy that can allow uploading uv to machines, and the local folder that stores it."""
         self._policy, self._tools = policy, tools
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return what the machine lacks, with the interpreter that scripts get there, of what a job needs."""
+        """Return the requirements of a job that the machine, with its interpreter for scripts, does not meet."""
         return (await (await self._start(place)).look(needs))[0]
 
     async def _start(self, place: Place) -> SshStart:
@@ -173,7 +171,7 @@ class SshBackend(MachineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start the job, or adopt it when this token and attempt were started before. The handle has the host key."""
+        """Start the job, or adopt it if this token and attempt were started before. The handle has the host key."""
         handle, ready = await self.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "secrets": dict(secrets), "token": token, "attempt": attempt}
         reply = await self.ask(handle.place, "start", handle.run_dir, order)
@@ -189,7 +187,7 @@ class SshBackend(MachineBackend):
     async def stage(
         self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
     ) -> tuple[Handle, launch.Launch]:
-        """Put the job's files there."""
+        """Put the job's files into its run folder."""
         handle, ready = await self.prepare(spec, place, token)
         for name, content in ready.files.items():
             await self.put_file(handle, name, content)
@@ -198,7 +196,7 @@ class SshBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Push the inputs, once: what a job finds in its working folder after its first start is its own."""
+        """Upload the inputs, once: after its first start, the job may have changed them."""
         machine, host = await self._at(handle.place), await self.host_info(handle.place)
         signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
         if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
@@ -238,12 +236,12 @@ class SshBackend(MachineBackend):
     async def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
-        """Return the roster, and the bundle of its small files, which is on its way meanwhile."""
+        """Return the manifest, and the bundle of its small files, which the machine sends without another request."""
         request = {"paths": list(paths), "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "fetch", request)) as stream:
             out = bytearray()
-            await _gather(stream, out, SILENCE_S, until=_END_OF_ROSTER)
-            rows, _, first = bytes(out).partition(_END_OF_ROSTER)
+            await _gather(stream, out, SILENCE_S, until=_END_OF_MANIFEST)
+            rows, _, first = bytes(out).partition(_END_OF_MANIFEST)
             listed = await anyio.to_thread.run_sync(launch.fetched_manifest, rows)
 
             async def bundle() -> AsyncGenerator[bytes, None]:
@@ -255,7 +253,7 @@ class SshBackend(MachineBackend):
             yield listed, bundle()
 
     async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Return a verb's raw output; a missing runner is shipped again."""
+        """Stream a verb's raw output; a missing runner is uploaded again."""
         for _ in range(2):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
             try:
@@ -268,9 +266,9 @@ class SshBackend(MachineBackend):
         raise _no_runner()
 
     async def pour(self, handle: Handle, artifact: Artifact, offset: int, take: Take) -> str | None:
-        """Hand one file's bytes from `offset` to `take`.
+        """Pass one file's bytes from `offset` to `take`.
 
-        The machine hashes a whole file on its way, unless its digest is known from the save: that one takes precedence.
+        The machine hashes a whole file while sending it, unless its digest is known from the save.
         """
         request = {"path": artifact.path, "offset": offset, "declared": handle.declared, **handle.place.mapping}
         hashed = not offset and artifact.sha256 is None
@@ -316,7 +314,7 @@ class SshBackend(MachineBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """Return a poll by the runner that is kept running for polls; started when it is first needed."""
+        """Poll through the runner process that stays running for polls; start it if necessary."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -330,7 +328,7 @@ class SshBackend(MachineBackend):
     ) -> tuple[_Machine, list[str]]:
         """Return the machine, and the argument list that runs a verb of the shared runner.
 
-        A machine that was not probed yet finds its Python as it starts the verb.
+        On a machine that was not probed yet, the command itself finds a Python.
         """
         machine = await self._at(place)
         runner = await self._runner_path(place, near or run_dir)
@@ -348,9 +346,11 @@ class SshBackend(MachineBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """Return the machine of a place: one connection for all of its jobs, pinned to the place's host key."""
+        """Return the machine of a place, with one connection for all its jobs, pinned to the place's host key."""
         if not place.host:
-            raise BadRequest(f"the place on {place.platform} has no host to connect to", "Is the instance booted?")
+            raise BadRequest(
+                f"the place on {place.platform} has no host to connect to", "Check that the instance has booted."
+            )
         key = (place.host, place.port, place.user)
         machine = self._machines.get(key)
         if machine is None:
@@ -361,7 +361,7 @@ class SshBackend(MachineBackend):
         return machine
 
     async def reach(self, place: Place) -> Ssh:
-        """Return the way to a machine, not connected yet."""
+        """Return the SSH client of a machine, not connected yet."""
         endpoint = await anyio.to_thread.run_sync(
             lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
         )
@@ -372,7 +372,7 @@ class SshBackend(MachineBackend):
         return (await (await self._at(place)).ssh.run(argv, stdin=stdin, timeout_s=timeout_s, limit=MAX_REPLY)).out
 
     async def host_info(self, place: Place) -> HostInfo:
-        """Return what the machine says about itself, asked once."""
+        """Return the facts that the machine reports, requested once."""
         machine = await self._at(place)
         if machine.host is None:
             machine.host = await probe_host(machine.ssh)
@@ -389,7 +389,7 @@ def _probe_source() -> bytes:
 
 
 def _run_root(place: Place, host: HostInfo) -> str:
-    """Return the real path of the folder that run folders go into."""
+    """Return the absolute path of the folder that contains run folders."""
     rest = place.run_root
     if rest == "~" or rest.startswith("~/"):
         home = place.env.get("HOME") or ("/root" if place.root else host.home)
@@ -400,7 +400,9 @@ def _run_root(place: Place, host: HostInfo) -> str:
 
 
 def _no_runner() -> BadReply:
-    return BadReply("the runner is not there right after it was shipped", "Does something clean the run root?")
+    return BadReply(
+        "the runner is missing right after its upload", "Check whether another program cleans up the run root."
+    )
 
 
 async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float, until: bytes = b"") -> None:
@@ -421,7 +423,7 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
 
 
 def _raise_for(failed: CommandFailed) -> None:
-    """Raise the runner's own error where it is the last line of stderr; else the command's failure."""
+    """Raise the runner's own error if it is the last line of stderr, otherwise the command's failure."""
     last = failed.err.strip().rpartition(b"\n")[2]
     if last.startswith(b"{"):
         launch.raise_for(parse(last))
@@ -429,6 +431,6 @@ def _raise_for(failed: CommandFailed) -> None:
         raise no_python() from failed
     if failed.exit_code in {126, 127}:
         raise NotFound(
-            "the machine's Python is not there any more", "Was the image or its environment changed?"
+            "the machine's Python no longer exists", "Check whether the image or its environment was changed."
         ) from failed
     raise failed

@@ -1,6 +1,6 @@
-"""Prove that a checkpoint is whole, sane and resumable. Code that a checkpoint brings is never executed.
+"""Prove that a checkpoint is whole, sane and resumable, without running any code in it.
 
-`verify.verify` is the entry point. Below it two sorts of plug-ins, each found by its file's name: `formats/` read
-one file, `layouts/` judge one folder. Almost everything imports the standard library only, so that it can be shipped
-to the machine where the bytes are; `archive.py` lists the few modules that stay at home.
+`verify.verify` is the entry point. Two kinds of plug-ins are found by their module names: each of `formats/` reads one
+file, each of `layouts/` judges one folder. Almost all modules import only the standard library, so that they can be
+shipped to the machine with the files; `archive.py` lists the exceptions.
 """

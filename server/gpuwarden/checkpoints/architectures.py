@@ -1,7 +1,7 @@
 """Compare a model's config with its tensors, by a small table of architecture families. Standard library only.
 
-The table has the names and shapes that transformers gives to the tensors of the families that people fine-tune most.
-`build_child.py` asks transformers itself, for every architecture that the installed version knows.
+The table has transformers' tensor names and shapes for the most fine-tuned families. `build_child.py` uses transformers
+itself, for every architecture of the installed version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 
 _Shapes = Dict[str, str]  # noqa: UP006
 
-# Symbol -> the keys that configs of different families give it.
+# Symbol -> its keys in the configs of different families.
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "V": ("vocab_size",),
     "H": ("hidden_size", "n_embd", "dim"),
@@ -36,7 +36,7 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """The tensors of an architecture: once, in each layer, and those that a model may have; shapes are symbols."""
+    """The tensors of an architecture: once per model, once per layer, and optional ones. Shapes are symbols."""
 
     prefixes: Tuple[str, ...]  # noqa: UP006
     layers: str
@@ -44,7 +44,7 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # The class has a default for the size of a head, so that none can be computed where the config has none.
+    # The class has a default head size, so it can't be computed if the config has none.
     own_head: bool = False
 
 
@@ -79,7 +79,7 @@ _BERT_LAYER = {
     "attention.self.query": "H H", "attention.self.key": "H H", "attention.self.value": "H H",
     "attention.output.dense": "H H", "intermediate.dense": "I H", "output.dense": "H I",
 }  # fmt: skip
-# LayerNorms are among those that may be there: old files call their parts gamma and beta.
+# LayerNorms are optional: old files call their parts gamma and beta.
 _BERT_NORMS = _affine({"attention.output.LayerNorm": "H", "output.LayerNorm": "H"})
 _BERT_ENDS = {"embeddings.word_embeddings.weight": "V H", "embeddings.position_embeddings.weight": "P H"}
 
@@ -129,7 +129,7 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass
 class Agreement:
-    """The result of comparing a config with tensors. `unproved` names what could not be compared."""
+    """The result of comparing a config with tensors. `unproved` lists the checks that were not possible."""
 
     proved: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -148,17 +148,17 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     _types(tensors, said)
     if family is None:
         what = f"of the architecture {short(kind, 40)}" if isinstance(kind, str) else "of an architecture"
-        said.unproved.append(f"whether the tensors are those {what}; level load asks transformers, where it is there")
+        said.unproved.append(f"whether the tensors are those {what}; level load checks it with transformers")
         return said
     prefix = next((p for p in family.prefixes if any(n.startswith(p + family.layers) for n in tensors)), None)
     numbers = _numbers(config, family)
     if prefix is None:
-        said.doubts.append(f"none of its {len(tensors):,} tensors has a name that {kind} gives to a layer")
+        said.doubts.append(f"none of its {len(tensors):,} tensors has the name of a {kind} layer")
         return said
     wanted, may = _expected(config, family, numbers, said)
     lost = [name for name in wanted if prefix + name not in tensors and name not in tensors]
     if lost:
-        said.problems.append(f"config.json describes {kind} with tensors that are not there: {some(lost)}")
+        said.problems.append(f"config.json describes {kind} with tensors that are missing: {some(lost)}")
     _layers(tensors, prefix + family.layers, numbers["L"], config, said)
     odd = []
     for name, shape in {**may, **wanted}.items():
@@ -167,25 +167,25 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
         if held is not None and sizes is not None and held.shape != sizes:
             odd.append(f"{name} {list(held.shape)}, not {list(sizes)}")
     if odd:
-        said.problems.append(f"{len(odd):,} tensors have other shapes than config.json describes: {some(odd)}")
+        said.problems.append(f"the shapes of {len(odd):,} tensors differ from config.json: {some(odd)}")
     if not said.problems and not said.doubts:
-        said.proved.append(f"the {len(wanted):,} tensors that config.json describes are there, in its shapes")
+        said.proved.append(f"the {len(wanted):,} tensors that config.json describes exist, with its shapes")
     return said
 
 
 def quantized(config: dict[str, Any]) -> bool:
-    """Return true where the config describes packed weights, whose names and shapes are the quantizer's."""
+    """Return true if the config describes packed weights, whose names and shapes are the quantizer's."""
     return any(config.get(key) for key in _QUANTIZED)
 
 
 def experts(config: Any) -> int:
-    """Return how many experts a config gives to a layer; 0 where it has no such number."""
+    """Return the number of experts per layer in a config; 0 if it has none."""
     given = [config.get(key) for key in _NUMBERS["E"]] if isinstance(config, dict) else []
     return next((n for n in given if type(n) is int), 0)
 
 
 def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
-    """Return the symbols' numbers; None for one that the config does not give."""
+    """Return the number of each symbol; None if the config lacks it."""
     made: dict[str, int | None] = {}
     for symbol, keys in _NUMBERS.items():
         given = (config.get(key) for key in keys)
@@ -204,7 +204,7 @@ def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
 
 
 def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None:
-    """Return the numbers of a shape such as "2*I H"; None where one is not known."""
+    """Return the numbers of a shape such as "2*I H"; None if one is unknown."""
     made = []
     for part in shape.split():
         times, symbol = part.split("*") if "*" in part else ("1", part)
@@ -218,16 +218,16 @@ def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None
 def _expected(
     config: dict[str, Any], family: _Family, numbers: dict[str, int | None], said: Agreement
 ) -> tuple[_Shapes, _Shapes]:
-    """Return the shapes of the tensors that must be there, and of those that may be."""
+    """Return the shapes of the required tensors and of the optional ones."""
     layers = numbers["L"]
     if layers is None or layers > _MOST_LAYERS:
-        said.unproved.append("how many layers there should be: config.json has no such number")
+        said.unproved.append("the number of layers: config.json does not state it")
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
     wanted: _Shapes = dict(family.once)
     may: _Shapes = {}
-    # Tied weights are stored once. Without a word on it, the class's default counts, which is not known here.
+    # Tied weights are stored once. If the config does not state it, the class's default applies, which is unknown here.
     untied = config.get("tie_word_embeddings") is False and name.endswith(("ForCausalLM", "LMHeadModel"))
     (wanted if untied else may).update(family.head)
     for i in range(layers):
@@ -243,11 +243,11 @@ def _layers(tensors: dict[str, Tensor], stem: str, layers: int | None, config: d
     more = config.get("num_nextn_predict_layers")
     beyond = [n for n in found if layers and n >= layers + (more if type(more) is int else 0)]
     if beyond:
-        said.problems.append(f"has layers up to number {max(beyond)}, but config.json says {layers} layers")
+        said.problems.append(f"has layers up to number {max(beyond)}, but config.json has {layers} layers")
 
 
 def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
-    """Report tensors of one role that have another type in some layers than in the others."""
+    """Report tensors of one role whose type differs between layers."""
     roles: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, t in tensors.items():
         if t.dtype in _FLOATS:
@@ -257,13 +257,13 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
             rare = min(types, key=lambda dtype: len(types[dtype]))
             said.doubts.append(
                 f"{some(types[rare])} of type {rare}, in the other layers "
-                f"{some(d for d in types if d != rare)}: parts of two saves, or converted by hand"
+                f"{some(d for d in types if d != rare)}: parts of two saves, or a manual conversion"
             )
             return
 
 
 def tokens(tokenizer: Any) -> int | None:
-    """Return one more than the highest token number of a parsed tokenizer.json; None where it has none."""
+    """Return one more than the highest token number of a parsed tokenizer.json; None if it has no tokens."""
     if not isinstance(tokenizer, dict):
         return None
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
@@ -275,6 +275,6 @@ def tokens(tokenizer: Any) -> int | None:
 
 
 def embedded(tensors: dict[str, Tensor]) -> int | None:
-    """Return how many tokens the model has embeddings for; None where that can't be seen."""
+    """Return the number of tokens with an embedding in the model; None if unknown."""
     rows = [t.shape[0] for n, t in tensors.items() if n.endswith(_EMBEDDINGS) and len(t.shape) == 2]
     return max(rows, default=None)

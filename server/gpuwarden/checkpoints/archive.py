@@ -1,12 +1,12 @@
-"""Pack the standard-library part into one archive that any Python from 3.8 on can run on the machine with the files.
+"""Pack the standard-library part into one archive, which any Python from 3.8 on can run on the machine with the files.
 
-    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    a line of findings for each
-    python3 gpuwarden-checkpoints.pyz manifest PATH...                               a line of manifest for each
+    python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    one line of findings per path
+    python3 gpuwarden-checkpoints.pyz manifest PATH...                               one line of manifest per path
     python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
-A hundred gigabytes need not travel to be checked. Answers are JSON, bounded; what is wrong comes first. With `--load`
-or `--resume` what is whole is also loaded, in a separate process; with `--against` it is compared. The runner starts
-`seal` beside a job, and `examine` when asked.
+Large files are checked without a transfer. Answers are bounded JSON, with the worst files first. With `--load` or
+`--resume`, whole files are also loaded, in a separate process; with `--against`, they are compared. The runner starts
+`seal` beside a job, and `examine` on request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
-# These need more than the standard library, or are never run there, so the archive leaves them out.
+# Not in the archive: these need more than the standard library, or never run on the machine.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
@@ -45,7 +45,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """Return the zipapp. Equal sources give equal bytes, so its digest can name it."""
+    """Return the zipapp. It is reproducible, so that its digest can name it."""
     package = Path(__file__).resolve().parent.parent
     files = [package / "__init__.py", *(package / "core" / n for n in _CORE)]
     files += [p for p in sorted((package / "checkpoints").rglob("*.py")) if p.name not in _HOME]
@@ -60,27 +60,27 @@ def build() -> bytes:
 
 
 def name(data: bytes) -> str:
-    """Return the archive's file name, with a digest of its content: a running archive is never overwritten."""
+    """Return the archive's file name, with a digest of its content, so that a running archive is never overwritten."""
     return f"gpuwarden-checkpoints-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line on the machine. Return 0, or 2 when a path could not be examined."""
+    """Run the command line on the machine. Return 0, or 2 if a path could not be examined."""
     ask = argparse.ArgumentParser(prog="gpuwarden-checkpoints")
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
-    ask.add_argument("--structure", action="store_true", help="headers only, not the bytes")
-    ask.add_argument("--load", action="store_true", help="really load what is whole, too")
-    ask.add_argument("--resume", action="store_true", help="the same; what a resume needs is reported in any case")
+    ask.add_argument("--structure", action="store_true", help="read only headers, not the bytes")
+    ask.add_argument("--load", action="store_true", help="also load whole files")
+    ask.add_argument("--resume", action="store_true", help="same as --load; the needs of a resume are always reported")
     ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
-    ask.add_argument("--seconds", type=float, default=86_400.0, help="how long an examination may take")
-    ask.add_argument("--log", type=Path, help="the log of seals: read by examine, written by seal")
+    ask.add_argument("--seconds", type=float, default=86_400.0, help="maximum duration of an examination")
+    ask.add_argument("--log", type=Path, help="the seal log: read by examine, written by seal")
     ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a seal")
-    ask.add_argument("--every", type=float, default=10.0, help="seconds between two looks")
-    ask.add_argument("--once", action="store_true", help="wait the quiet time once, then end")
-    ask.add_argument("--attached", action="store_true", help="at the end of stdin look a last time, then end")
-    ask.add_argument("--parts", action="store_true", help="seal the digests of the parts of large files, too")
+    ask.add_argument("--every", type=float, default=10.0, help="seconds between two examinations")
+    ask.add_argument("--once", action="store_true", help="wait the quiet time once, then exit")
+    ask.add_argument("--attached", action="store_true", help="at the end of stdin, examine once more and exit")
+    ask.add_argument("--parts", action="store_true", help="also seal the digests of the parts of large files")
     ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that signs lines")
     args = ask.parse_args(argv)
     if args.verb == "seal":
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    """Examine one path, load and compare it as asked. Return the findings, bounded, the worst files first."""
+    """Examine one path; load and compare it as requested. Return the findings, bounded, the worst files first."""
     sealed = seal_log.seals_below(args.log, path) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
@@ -112,7 +112,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         environment = args.log.parent / "work/.venv/bin/python" if args.log else ""
         load(found, good, budget=budget, child=child_with_torch(str(environment)))
     compared = None
-    wanted = args.against and comparable(found)  # a run's outputs include some without a model, such as a log
+    wanted = args.against and comparable(found)  # some outputs have no model, such as a log
     if wanted and not args.against.exists():
         compared = Compared(doubts=["that path does not exist on the machine"])
     elif wanted:
@@ -145,20 +145,20 @@ def _counted(budget: Budget) -> Callable[[Path, str], Source]:
 
 
 def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Return some fields, with lists cut to 10 items of 300 characters."""
+    """Return some fields, with lists limited to 10 items of 300 characters."""
     values = {k: fields[k] for k in keys}
     return {k: [short(t, 300) for t in v[:10]] if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _seal(args: argparse.Namespace) -> int:
-    """Seal what is finished below the paths: twice with `--once`, else until stdin is closed or without an end."""
+    """Seal finished files below the paths: twice with `--once`, until stdin ends with `--attached`, else forever."""
     lowest_priority()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
     digests += (manifest.PARTS,) if args.parts else ()
     key = bytearray()
     if args.keyed:
         hide_memory()
-        # Byte by byte, so that later input stays unread.
+        # Byte by byte, so that later input remains unread.
         while len(key) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
             key += byte
     sealers = [Sealer(path, args.quiet, digests, log=args.log, key=bytes(key)) for path in args.paths]
@@ -168,7 +168,7 @@ def _seal(args: argparse.Namespace) -> int:
             time.sleep(args.every)
         else:
             readable, _, _ = select.select([0], [], [], args.every)
-            if readable and not os.read(0, 4096):  # the job is over: nobody writes any more
+            if readable and not os.read(0, 4096):  # the job has ended: no process writes any more
                 for sealer in sealers:
                     sealer.quiet_s = 0.0
                 _announce(sealers)

@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause
 
 
 class ByteCount:
-    """Bytes that were read so far, of those that are to be read. Several threads may add to them."""
+    """Progress in bytes: read so far, and in total. Several threads may add to it."""
 
     def __init__(self, report: Callable[[int, int | None], None]) -> None:
         self._report = report
@@ -21,14 +21,14 @@ class ByteCount:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Add bytes that were read. A file that is read twice counts as more than its size, never beyond the total."""
+        """Add bytes that were read. A file that is read twice counts twice; the reported total grows if necessary."""
         with self._lock:
             self._done += count
             total = None if self._total is None else max(self._total, self._done)
             self._report(self._done, total)
 
     def expect(self, size: int) -> None:
-        """Add to the bytes that are to be read."""
+        """Add to the total of bytes to read."""
         with self._lock:
             self._total = (self._total or 0) + size
             self._report(self._done, self._total)
@@ -36,7 +36,7 @@ class ByteCount:
 
 @dataclass
 class Budget:
-    """Seconds, bytes and entries of folders; time is counted from its creation. Threads may share one."""
+    """Limits on seconds since creation, bytes read, and folder entries. Threads may share one."""
 
     seconds: float
     bytes: int
@@ -51,20 +51,20 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """Return a description of what ran out; "" while some of everything is left."""
+        """Return the limit that was reached, as a sentence; "" if none was."""
         if self.now() >= self._end:
-            return f"the time for one look, {self.seconds:,.0f} s, is over"
+            return f"the time limit of {self.seconds:,.0f} s is reached"
         if self._read >= self.bytes:
-            return f"the bytes for one look, {self.bytes:,}, are read"
+            return f"the limit of {self.bytes:,} bytes is reached"
         return ""
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that are left."""
+        """Return the remaining seconds."""
         return max(0.0, self._end - self.now())
 
     def take(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful when nothing is left."""
+        """Count bytes that were read. Raises Doubtful if a limit is reached."""
         with self._lock:
             self._read += count
         if self.spent:

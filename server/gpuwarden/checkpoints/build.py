@@ -1,7 +1,7 @@
 """Build the architecture that a config describes, without weights, and compare it with the tensors beside it.
 
-The child is `build_child.py`; it gets the parsed config and the tensors' names and shapes, and no path. Where it
-can't build an architecture, that line stays open, and the verdict is the other checks'.
+The child is `build_child.py`; it gets the parsed config and the tensors' names and shapes, but no path. If it can't
+build an architecture, this check remains open, and the other checks decide the verdict.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpuwarden.checkpoints.layouts import model
 from gpuwarden.checkpoints.load import run_child
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.build_child")
-_MEMORY = 16 << 30  # of address space; a model on the meta device takes little of it
+_MEMORY = 16 << 30  # bytes of address space; a model on the meta device needs little
 _START_S = 90.0
 _EACH_S = 15.0
 _MOST = 200
 
 
 def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
-    """Add to each model's judgement whether transformers builds it from these tensors."""
+    """Add to each model's judgement whether transformers can build it from these tensors."""
     tasks: dict[str, list[Judgement]] = {}
     for found in founds:
         _tasks(found, tasks)
@@ -46,7 +46,7 @@ def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
 
 
 def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
-    """Add the child's tasks with the judgements that each is for: checkpoints of one run share theirs."""
+    """Add the child's tasks, each with its judgements: checkpoints of one run share a task."""
     folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
     for judgement in found.judgements:
         folder = folders.get(judgement.path)
@@ -64,14 +64,14 @@ def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
 
 
 def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
-    """Write the child's answer about one model into its judgement."""
+    """Add the child's answer about one model to its judgement."""
     if "unable" in answer:
-        judgement.unproved.append(f"whether its architecture takes the tensors: {short(answer['unable'], 160)}")
+        judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # The table left this open, and it is answered now.
+    # The answer settles the points that the table left open.
     judgement.unproved.clear()
     for what, sentence in (
-        ("missing", "tensors that the architecture needs are not there"),
+        ("missing", "tensors that the architecture needs are missing"),
         ("wrong", "tensors have other shapes than the architecture"),
         ("beyond", "tensors are of layers that the architecture does not have"),
     ):
@@ -79,7 +79,7 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
             judgement.problems.append(f"{answer[f'{what}_count']:,} {sentence}: {some(answer[what])}")
     if answer["unexpected"]:
         judgement.warnings.append(
-            f"{answer['unexpected_count']:,} tensors are none of the architecture's: {some(answer['unexpected'])}"
+            f"{answer['unexpected_count']:,} tensors are unknown to the architecture: {some(answer['unexpected'])}"
         )
     if not judgement.problems:
-        judgement.proved.append(f"{answer['by']} builds its architecture, and finds each of its tensors")
+        judgement.proved.append(f"{answer['by']} builds its architecture from these tensors")

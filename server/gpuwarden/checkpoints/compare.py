@@ -1,7 +1,7 @@
 """Compare a checkpoint with an earlier one, with the base of an adapter, or with the source of a GGUF file.
 
-Two checkpoints of one run have the same tensors, the later one has a later step, and its weights have changed.
-Nothing is loaded: tensors are compared as bytes, up to the first difference.
+Two checkpoints of one run have the same tensors, but the later one has a later step and other weights. No tensor is
+loaded: tensors are compared as bytes, up to the first difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
-# Buffers that converters leave out: they are computed, not learned.
+# Buffers that converters omit: they are computed, not learned.
 _DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "inv_freq", "position_ids")
 _PIECE = 1 << 20
 
@@ -39,7 +39,7 @@ class Compared(Evidence):
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor, its file, and how that is opened."""
+    """A tensor, its file, and the function that opens it."""
 
     path: Path
     tensor: Tensor
@@ -64,9 +64,7 @@ def compare(now: Findings, before: Findings) -> Compared:
     said = Compared()
     new, old = _held(now), _held(before)
     if not new or not old:
-        said.doubts.append(
-            "there are no tensors to compare" + ("" if new else " in it") + ("" if old else " in the other")
-        )
+        said.doubts.append("no tensors to compare" + ("" if new else " in it") + ("" if old else " in the other"))
         return said
     if any(h.path.suffix == ".gguf" for h in new.values()) and not any(h.path.suffix == ".gguf" for h in old.values()):
         _conversion(now, new, before, old, said)
@@ -78,12 +76,12 @@ def compare(now: Findings, before: Findings) -> Compared:
 
 
 def comparable(found: Findings) -> bool:
-    """Return true if a model's tensors were found."""
+    """Return true if the findings include a model's tensors."""
     return bool(_held(found))
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """Return a model's tensors by name: of several checkpoints of a run those of the newest."""
+    """Return a model's tensors by name; for several checkpoints of a run, those of the newest."""
     several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
     last = found.newest() if several else None
     newest = last.path if last else ""
@@ -106,9 +104,9 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
     """Compare with an earlier checkpoint of the run: a later step, the same tensors, and other weights."""
     step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
     if step is None or last is None:
-        said.doubts.append("the steps of the two are not both known")
+        said.doubts.append("the step of at least one of the two is unknown")
     elif step <= last:
-        said.problems.append(f"is at step {step}, the earlier one at step {last}")
+        said.problems.append(f"is at step {step}, but the earlier one is at step {last}")
     else:
         said.proved.append(f"the step went from {last} to {step}")
         _progress(now, before, said)
@@ -128,15 +126,15 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.doubts.append(f"the bytes could not be compared: {why}")
         return
     if len(still) == len(new):
-        said.problems.append(f"all {len(new):,} tensors are the same as before: nothing was learned between the two")
+        said.problems.append(f"all {len(new):,} tensors are the same as before: training changed no weight")
     else:
         said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have moved")
         if still:
-            said.warnings.append(f"{len(still):,} tensors have not moved; frozen ones should not: {some(still)}")
+            said.warnings.append(f"{len(still):,} tensors have not moved; only frozen ones should not: {some(still)}")
 
 
 def _progress(now: Findings, before: Findings, said: Compared) -> None:
-    """Check that the optimizer and the scheduler beside the weights have gone on too."""
+    """Check that the optimizer and the scheduler beside the weights have advanced too."""
     places = []
     for found in (now, before):
         newest = found.newest()
@@ -156,7 +154,7 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
         if target is None:
             said.problems.append(f"adapts {module}, which the base lacks")
         elif not all(t.shape for t in ab.values()):
-            said.problems.append(f"has a single number for a matrix of {module}")
+            said.problems.append(f"has a scalar instead of a matrix for {module}")
         elif set(ab) == {"A", "B"}:
             rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
             if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # some layers store it transposed
@@ -164,7 +162,7 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
         if len(said.problems) > 5:
             return
     if found and not said.problems:
-        said.proved.append(f"all {len(found):,} adapted modules are in the base, in the right dimensions")
+        said.proved.append(f"all {len(found):,} adapted modules are in the base, with the right dimensions")
 
 
 def _without(prefix: str, name: str) -> str:
@@ -175,7 +173,7 @@ def _without(prefix: str, name: str) -> str:
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
     """Compare a GGUF file with its source: the numbers of the config, and the tensors.
 
-    Shapes are compared whatever the names are: converters rename tensors, transpose some, and stack experts.
+    Shapes are compared regardless of names: converters rename tensors, transpose some, and stack experts.
     """
     meta: dict[str, Any] = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
@@ -207,11 +205,11 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
     )
     lost, extra = source_shapes - shapes, shapes - source_shapes
     if not lost:
-        said.proved.append(f"{sum(source_shapes.values()):,} tensors, as in the source, in the same shapes")
+        said.proved.append(f"{sum(source_shapes.values()):,} tensors with the same shapes as in the source")
         if extra:
             said.warnings.append(f"has tensors that the source lacks, of shapes {some(extra)}")
     elif any(len(s) > 1 for s in lost) and _elements(new) >= _elements(old):
-        said.warnings.append(f"tensors were put together or doubled: {some(lost)} became {some(extra)}")
+        said.warnings.append(f"tensors were merged or duplicated: {some(lost)} became {some(extra)}")
     else:
         said.problems.append(f"its tensors differ from the source's: lost {some(lost)}; new {some(extra) or 'none'}")
 

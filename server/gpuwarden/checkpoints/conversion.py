@@ -1,8 +1,8 @@
-"""Compare a GGUF file's tensors and tokenizer with the model that it was made from.
+"""Compare a GGUF file's tensors and tokenizer with its source model.
 
-Names are mapped by the gguf library's own table. Of each tensor some rows are dequantised and compared with the
-source's: the error may be what the quantisation itself makes, and not more. A converter reorders the rows of llama's
-queries and keys for another form of rotation, and adds one to gemma's norms.
+The gguf library's own table maps the names. Some rows of each tensor are dequantised and compared with the source's:
+the error must not exceed that of the quantisation itself. A converter reorders the rows of llama's queries and keys for
+another form of rotation, and adds one to gemma's norms.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _ROWS = 8
 _WHOLE = 4 << 20  # bytes of a source tensor that is compared whole
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HEADS = re.compile(r"\.(q|k)_proj\.(weight|bias)$")
-# A source of another kind under the name that its converter gives it.
+# Model types of sources, by the architecture names that the converter gives them.
 _ALIASES = {
     "mistral": "llama", "mixtral": "llama", "smollm": "llama", "gpt_neox": "gptneox", "phi": "phi2",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "cohere": "command-r", "stablelm": "stablelm", "gpt_bigcode": "starcoder", "phi3": "phi3",
 }  # fmt: skip
-# Architectures whose conversion is understood whole: what does not fit there is wrong.
+# Architectures whose conversion is fully known: there, any mismatch is an error.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
-# Relative error of the types that the library can't write itself, generously: of normal weights it is a half of this.
+# Allowed relative error of the types that the library can't write itself: twice the error of normal weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # times the error of the library's own quantisation; weighted ones trade some error for another
+_MORE = 1.6  # times the error of the library's own quantisation; weighted quantisation has a larger error
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
 def without_shared(new: Mapping[str, Stored], old: Mapping[str, Stored], config: Mapping[str, Any]) -> set[str]:
-    """Return the source's output layer if it shares the embeddings and was left out for that."""
+    """Return the source's output layer if it was omitted because it shares the embeddings."""
     head = next((n for n in old if n.endswith("lm_head.weight")), "")
     table = next((old[n] for n in old if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
     if not head or "output.weight" in new or table is None:
@@ -49,7 +49,7 @@ def without_shared(new: Mapping[str, Stored], old: Mapping[str, Stored], config:
 
 
 class Stored(Protocol):
-    """A tensor, its file, and how that is opened."""
+    """A tensor, its file, and the function that opens it."""
 
     @property
     def path(self) -> Path: ...  # noqa: D102
@@ -77,7 +77,7 @@ def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converte
     if not isinstance(theirs, str):
         return said
     if ours == _ALIASES.get(theirs, theirs):
-        said.proved.append(f"architecture: {ours}, made of a {theirs}")
+        said.proved.append(f"architecture: {ours}, converted from {theirs}")
     elif theirs in _UNDERSTOOD or theirs in _ALIASES:
         said.problems.append(f"architecture: {ours} here, {theirs} in the source's config.json")
     else:
@@ -106,9 +106,9 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
     both = [(i, mine, theirs[i]) for i, mine in enumerate(tokens["first"]) if i in theirs]
     other = [f"{i} is {mine!r}, not {his!r}" for i, mine, his in both if mine != his]
     if other:
-        said.problems.append(f"has {len(other):,} other tokens than the source's tokenizer: {some(other)}")
+        said.problems.append(f"has {len(other):,} tokens that differ from the source's tokenizer: {some(other)}")
     elif both:
-        said.proved.append(f"its first {len(both):,} tokens are those of the source's tokenizer")
+        said.proved.append(f"its first {len(both):,} tokens equal those of the source's tokenizer")
     merges, own = meta.get("tokenizer.ggml.merges"), model.get("merges")
     if isinstance(merges, dict) and isinstance(own, list) and merges["count"] != len(own):
         said.problems.append(f"has {merges['count']:,} merges of tokens; the source's tokenizer has {len(own):,}")
@@ -118,10 +118,10 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
 def tensors(
     meta: Mapping[str, Any], config: Mapping[str, Any], new: Mapping[str, Stored], old: Mapping[str, Stored]
 ) -> Converted:
-    """Compare names and values. Where no name is known, nothing but a warning comes of it."""
+    """Compare names and values. If most names are unknown, only add a warning."""
     said = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
-        said.warnings.append("the values were not compared: that needs the gguf library (gpuwarden[gguf])")
+        said.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
         return said
     kind = str(meta.get("general.architecture", ""))
     work = _Comparison(kind, config, new, said)
@@ -129,7 +129,7 @@ def tensors(
     named = work.names(old, blocks if isinstance(blocks, int) else 0)
     if 2 * len(named) <= len(old):
         said.warnings.append(
-            f"the values were not compared: the source's names are not those of a known {kind or 'model'}"
+            f"the values were not compared: the source's tensor names are not those of a known {kind or 'model'}"
         )
         return said
     strange = [name for name in old if name not in named]
@@ -140,7 +140,7 @@ def tensors(
         said.problems.append(f"lacks {len(lost):,} tensors of the source: {some(lost)}")
     extra = [n for n in new if n not in {to for to, _ in named.values()} and n not in _MADE]
     if extra:
-        said.warnings.append(f"has {len(extra):,} tensors that are not the source's: {some(extra)}")
+        said.warnings.append(f"has {len(extra):,} tensors that the source lacks: {some(extra)}")
     for name, (to, expert) in named.items():
         if to in new:
             work.compare(name, old[name], to, expert)
@@ -149,7 +149,7 @@ def tensors(
 
 
 class _Comparison:
-    """The values of one file against its source's."""
+    """Compare the values of one file with those of its source."""
 
     def __init__(self, kind: str, config: Mapping[str, Any], new: Mapping[str, Stored], said: Converted) -> None:
         import gguf
@@ -164,7 +164,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Return source name -> (name here, number of the expert) for the names that are known."""
+        """Return source name -> (name here, number of the expert) for the known names."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -202,7 +202,7 @@ class _Comparison:
         self.settle(name, ours.tensor.dtype, errors)
 
     def settle(self, name: str, dtype: str, errors: dict[str, tuple[float, float]]) -> None:
-        """Note whether the expected form of the source fits, or another, or none."""
+        """Record whether the expected form of the source matches, or another form, or none."""
         fits = {label for label, (error, most) in errors.items() if error <= most}
         expected = "turned" if "turned" in errors and self.kind in _PERMUTED else "plain"
         if expected in fits or (fits and self.kind not in _UNDERSTOOD) or fits == {"plus one"}:
@@ -217,7 +217,7 @@ class _Comparison:
             self.unsure.append(name)
 
     def candidates(self, name: str, theirs: Stored, rows: Any, *, turned: bool) -> dict[str, Any]:
-        """Return the forms that a converter may give to these rows of the source."""
+        """Return the forms into which a converter may bring these rows of the source."""
         np = self.numpy
         if turned:
             return {"plain": np.ascontiguousarray(self.rows(theirs, np.arange(theirs.tensor.shape[0]))[:, rows].T)}
@@ -256,7 +256,7 @@ class _Comparison:
         return (values.astype("u4") << 16).view("f4") if t.dtype == "BF16" else values.astype("f4")
 
     def dequantised(self, held: Stored, rows: Any) -> Any:
-        """Return rows of a tensor of the file as 32-bit floats."""
+        """Return rows of a tensor of the GGUF file as 32-bit floats."""
         np, t = self.numpy, held.tensor
         size = t.extent // max(_matrix(t)[0], 1)
         with held.open(held.path, "") as source:
@@ -266,7 +266,7 @@ class _Comparison:
         ).reshape(len(rows), -1)
 
     def error(self, got: Any, source: Any, kind: Any) -> tuple[float, float]:
-        """Return the relative error, and the most that the type explains."""
+        """Return the relative error, and the maximum error that the type explains."""
         np, quants = self.numpy, self.gguf.quants
         if got.shape != source.shape:
             return float("inf"), 0.0
@@ -284,10 +284,10 @@ class _Comparison:
         return (error if error == error else float("inf")), most
 
     def conclude(self) -> None:
-        """Write what was found about all tensors."""
+        """Add the findings about all tensors to `said`."""
         if self.wrong:
             self.said.problems.append(
-                f"{len(self.wrong):,} tensors have other values than the source: {some(self.wrong)}"
+                f"the values of {len(self.wrong):,} tensors differ from the source: {some(self.wrong)}"
             )
         if self.unturned:
             self.said.problems.append(
@@ -304,7 +304,7 @@ class _Comparison:
 
 
 def _matrix(t: Tensor) -> tuple[int, int]:
-    """Return rows and columns; a vector is one row, and dimensions of one do not count."""
+    """Return rows and columns. A vector is one row; dimensions of size one are ignored."""
     shape = [d for d in t.shape if d != 1]
     width = shape[-1] if shape else 1
     return t.numel // max(width, 1), width

@@ -1,6 +1,6 @@
-"""Examine structure and content of a file or a folder. Standard library only, so that it runs on any machine.
+"""Examine the structure and the content of a file or a folder. Standard library only, so that it runs on any machine.
 
-`examine` is what `verify.verify` builds on, and what `archive.py` runs on the machine where the bytes are.
+`verify.verify` calls `examine` locally; `archive.py` runs it on the machine with the files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gpuwarden.checkpoints.tree import Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, data_arrays, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
-NO_SEAL = "that the bytes are those that were saved: nobody recorded a digest"
+NO_SEAL = "that the bytes are those that were saved: no digest was recorded"
 _SHA256 = re.compile("[0-9a-f]{64}")
-# What foreign data may make of code that reads it.
+# The exceptions that foreign data may cause in a reader.
 GAVE_UP = (
     MemoryError, RuntimeError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError,
     struct.error,
@@ -46,11 +46,11 @@ def examine(path: Path, ask: Ask) -> Findings:
     """Examine a file or everything below a folder. Never raises for bad content."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
-    unreadable, rosters = Anatomy("manifest"), 0
+    unreadable, manifests = Anatomy("manifest"), 0
     if ask.only is None and not ask.expected and manifest.beside(path).is_file():
         try:
             ask = replace(ask, expected=manifest.read(manifest.beside(path), ask.limits))
-            rosters = 1
+            manifests = 1
             if path.name not in ask.expected:
                 listed = short(manifest.beside(path).name, 80)
                 unreadable.refute(f"the manifest {listed} does not list it", Cause.CONTRADICTION)
@@ -58,12 +58,12 @@ def examine(path: Path, ask: Ask) -> Findings:
             unreadable.refute(str(why), why.cause)
         except Doubtful as why:
             unreadable.doubt(str(why), why.cause)
-    # A link that the caller names is followed; links inside a folder are the folder's, and may be hostile.
+    # A link that the caller names is followed. Links inside a folder may be hostile.
     real = Path(os.path.realpath(path))
     ask.expect(real.stat().st_size if real.is_file() else 0)
     entry = look(real, path.name, ask)
     entry.adopt(unreadable)
-    found = Findings(real, {path.name: entry}, None, [], rosters=rosters, open=ask.open, content=ask.content)
+    found = Findings(real, {path.name: entry}, None, [], manifests=manifests, open=ask.open, content=ask.content)
     data_arrays.judge(found)
     emptiness.judge(found)
     alone = training_file.of_entry(entry, found)
@@ -101,11 +101,11 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why], causes=[Cause.UNREAD])
     if left_out or tree.doubts:
-        found.judgements.clear()  # a folder that was half looked at would be blamed for the other half
+        found.judgements.clear()  # a folder that was examined in part would be blamed for the rest
         spent = ask.budget.spent if ask.budget else ""
         if left_out:
-            found.doubt(f"{len(left_out):,} files were not looked at ({spent}): {some(left_out)}", Cause.LIMIT)
-        found.doubt("the folders were not judged, for not all of their files were looked at", Cause.LIMIT)
+            found.doubt(f"{len(left_out):,} files were not examined ({spent}): {some(left_out)}", Cause.LIMIT)
+        found.doubt("the folders were not judged, because not all of their files were examined", Cause.LIMIT)
     else:
         judge(found)
     emptiness.judge(found)
@@ -113,7 +113,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
-    """Return what the manifests inside the tree, written at save time, record of its files."""
+    """Return the sizes and digests in the manifests that were written inside the tree at save time."""
     # The Hub names the blob of a large file by its sha256.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
@@ -122,20 +122,20 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
             said = Judgement("manifest", folder.rel)
             found.judgements.append(said)
             try:
-                roster = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
+                listed = manifest.read(found.place(folder.join(name)), ask.limits, ask.open)
             except Broken as why:
                 said.refute(str(why), why.cause)
                 continue
             except Doubtful as why:
                 said.doubt(str(why), why.cause)
                 continue
-            gone = [n for n in roster if n not in tree.files and folder.join(n) not in tree.files]
+            gone = [n for n in listed if n not in tree.files and folder.join(n) not in tree.files]
             if gone:
                 said.refute(f"the manifest lists files that are gone: {some(gone)}", Cause.DAMAGE)
             else:
-                said.proved.append(f"all {len(roster):,} files of the manifest are there")
-            found.rosters += 1
-            expected.update((folder.join(n), e) for n, e in roster.items())
+                said.proved.append(f"all {len(listed):,} files of the manifest exist")
+            found.manifests += 1
+            expected.update((folder.join(n), e) for n, e in listed.items())
     return expected
 
 
@@ -165,7 +165,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     try:
         with ask.open(path, name) as source:
             entry.size = source.size
-            source.took = ask.budget.take if ask.budget else None  # a reader may need all of a file, too
+            source.took = ask.budget.take if ask.budget else None  # a format's reader may read the whole file
             _look(source, entry, ask)
             if source.changed():
                 entry.doubt("was written to while it was read", Cause.CHANGING)
@@ -184,7 +184,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     expected = ask.expected.get(entry.path)
     head = source.head()
     if expected and expected.size != source.size:
-        raise Broken(f"has {source.size:,} bytes; the manifest says {expected.size:,}")
+        raise Broken(f"has {source.size:,} bytes; the manifest has {expected.size:,}")
     try:
         anatomy = _read(source, entry, head, ask.limits)
     except Broken as why:
@@ -200,19 +200,19 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     entry.unproved += anatomy.unproved
     entry.warnings += anatomy.warnings
     entry.adopt(anatomy)
-    # A file that can't be read may still be shown to equal what was recorded of it.
+    # A file of an unreadable format may still match its recorded digest.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
-        entry.unproved.append("its content: it is the leftover of an unfinished save, and part of no checkpoint")
+        entry.unproved.append("its content: it is left over from an unfinished save, and part of no checkpoint")
     elif entry.temporary:
-        entry.doubt("the leftover of an unfinished save; delete it, or find out who still writes it", Cause.CHANGING)
+        entry.doubt("left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING)
     elif anatomy.opaque and not entry.sealed:
         entry.doubt("only a digest recorded at save time could prove it, and none was compared", Cause.UNSEALED)
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
-    """Read the file's structure with the format that claims it. An empty file is whole only where it may be a log."""
+    """Read the file's structure with the format that claims it. An empty file is whole only if it may be a log."""
     if entry.temporary:
         entry.format = "temporary"
         return Anatomy("temporary")
@@ -225,9 +225,9 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     if not source.size:
         if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
             return Anatomy(entry.format, proved=["empty"])
-        raise Broken("is empty")  # a save that never happened
+        raise Broken("is empty")  # a save that failed
     if plugin is None:
-        raise Unread("; ".join(("of no format that is known here", *(s.fault for s in FORMATS.broken()))))
+        raise Unread("; ".join(("of an unknown format", *(s.fault for s in FORMATS.broken()))))
     anatomy = plugin.read(source, limits)
     if not isinstance(anatomy, Anatomy):
         raise Doubtful(f"its reader returned {type(anatomy).__name__}, not an Anatomy")
@@ -239,8 +239,8 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
-    """Read all bytes once: compare checksums and recorded digests, and look for values that are not finite."""
-    # A roster that the caller brought may have come a long way; one found beside the files finds damage, not malice.
+    """Read all bytes once: compare checksums and recorded digests, and search for values that are not finite."""
+    # A manifest from the caller gets the strongest digest; one beside the files can show only damage, not malice.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")
@@ -250,9 +250,9 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     for name in lists:
         getattr(entry, name).extend(getattr(anatomy, name)[known[name] :])
     if seen.bad_spans:
-        entry.refute(f"the CRC of {some(seen.bad_spans)} does not fit: the bytes changed after the save")
+        entry.refute(f"the CRC of {some(seen.bad_spans)} does not match: the bytes changed after the save")
     elif seen.spans:
-        entry.proved.append(f"the CRC of {seen.spans:,} members fits")
+        entry.proved.append(f"the CRC of {seen.spans:,} members matches")
     recorded = expected.digests if expected else {}
     compared = [n for n in recorded if n in seen.digests]
     wrong = [n for n in compared if seen.digests[n] != recorded[n]]
@@ -262,7 +262,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
         entry.sealed = True
         entry.proved.append(f"{compared[0]} equals the manifest's")
     elif recorded:
-        entry.doubt("the manifest has no digest of it that can be computed here", Cause.UNSEALED)
+        entry.doubt("the manifest has no digest for it that can be computed here", Cause.UNSEALED)
     elif not seen.spans:
         entry.unproved.append(NO_SEAL)
     for marks in seen.marks if not entry.sealed else ():
@@ -281,7 +281,7 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
         if odd is None:
             bad.append(f"{short(tensor.name, 80)} (NaN or infinity)")
         elif odd.masklike:
-            entry.warnings.append(f"{short(tensor.name, 80)} contains {odd}: a mask or counter, it seems")
+            entry.warnings.append(f"{short(tensor.name, 80)} contains {odd}: probably a mask or counter")
         elif odd.nan or odd.inf:
             bad.append(f"{short(tensor.name, 80)} ({odd})")
     if bad and entry.format == "numpy":
@@ -289,9 +289,9 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
     elif bad:
         entry.refute(f"not finite: {some(bad)}", Cause.NOT_FINITE)
     elif len(seen.strange) > 200:
-        entry.doubt(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were looked at", Cause.LIMIT)
+        entry.doubt(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were examined", Cause.LIMIT)
     else:
-        apart = ", masks and counters apart" if len(entry.warnings) > before else ""
+        apart = ", except in masks and counters" if len(entry.warnings) > before else ""
         entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
     entry.warnings += heuristics.suspicions(source, anatomy, seen.zero)
 

@@ -1,4 +1,4 @@
-"""Define what a reader reports about a file: tensors, spans with checksums, problems. Standard library only."""
+"""Define a reader's report about a file: tensors, spans with checksums, problems. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile; the message says how, and `cause` is one that refutes."""
+    """The file is certainly damaged or hostile; the message explains how, and `cause` is one that refutes."""
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
         super().__init__(why)
@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 class Doubtful(Exception):
-    """The file can't be judged, and why. It never counts as whole."""
+    """The file can't be judged; the message explains why. It never counts as whole."""
 
     def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         super().__init__(why)
@@ -28,14 +28,14 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """The file has no format that can be read here; an equal recorded digest may suffice."""
+    """The file has a format without a reader here; an equal recorded digest may suffice."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps that keep a hostile file from costing time or memory. Sizes in bytes.
+    """Limits on the work that a hostile file can cause. Sizes in bytes.
 
-    They count work and not time, so that a verdict does not depend on the machine.
+    They count work, not time, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # safetensors' own cap
@@ -49,14 +49,14 @@ class Limits:
     files: int = 200_000
     depth: int = 32
     lines: int = 5_000_000  # of JSON
-    unpacked: int = 1 << 30  # decompressed from one file, or
-    unpack_ratio: int = 20  # so many times its size
+    unpacked: int = 1 << 30  # bytes decompressed from one file, or
+    unpack_ratio: int = 20  # this many times its size, if that is more
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
 
 
-_POSSIBLE = ("inflate_ratio", "depth")  # what no honest file exceeds
+_POSSIBLE = ("inflate_ratio", "depth")  # limits that no honest file exceeds
 NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _POSSIBLE})
-"""For a caller who trusts the file, and waits."""
+"""Limits for a caller who trusts the file and can wait."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class DType:
     nan: int | None = None
 
 
-# safetensors' names serve as the one vocabulary; other formats translate into it.
+# The names are those of safetensors; other formats translate theirs.
 DTYPES: dict[str, DType] = {
     "F64": DType(64, "f", top=0x7FF0_0000_0000_0000),
     "F32": DType(32, "f", top=0x7F80_0000),
@@ -87,7 +87,7 @@ DTYPES: dict[str, DType] = {
     "F6_E2M3": DType(6, "f"),
     "F6_E3M2": DType(6, "f"),
     "F4": DType(4, "f"),
-    # A complex number is a pair of floats, and is scanned as one.
+    # A complex number is scanned as a pair of floats.
     "C32": DType(32, "c"),
     "C64": DType(64, "c"),
     "C128": DType(128, "c"),
@@ -117,9 +117,9 @@ BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: `start` is the byte offset of its first element in the file, `extent` the bytes it reaches over.
+    """One tensor: `start` is the byte offset of its first element in the file, `extent` the number of bytes it spans.
 
-    `stride` counts elements; None means row-major without gaps. `start` is -1 where the bytes are compressed.
+    `stride` counts elements; None means row-major without gaps. `start` is -1 if the bytes are compressed.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Span:
 
 @dataclass
 class Anatomy(Evidence):
-    """Everything a reader found in one file."""
+    """The findings of a reader about one file."""
 
     format: str
     tensors: list[Tensor] = field(default_factory=list)
@@ -161,15 +161,15 @@ class Anatomy(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # What the layouts may want to look at: parsed JSON, the inert tree of a pickle, safetensors' metadata.
+    # Data for the layouts: parsed JSON, the inert tree of a pickle, safetensors' metadata.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
-    # Nothing in the file can be checked; only equality with a recorded digest can prove it.
+    # The format allows no check; only equality with a recorded digest can prove the file.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format of data as well as weights; `values/data_arrays.py` tells them apart.
+    # Arrays with NaN or infinity in a format for data and weights; `values/data_arrays.py` distinguishes the two.
     not_finite: list[str] = field(default_factory=list)
-    # Work that costs a read of the whole file, done at level content only; it may raise Broken or add findings.
+    # Checks that read the whole file, done at level content only; they may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -179,7 +179,7 @@ PARAMETER = re.compile(
 )
 """The names of trained parameters, and of their optimizer's moments."""
 MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "model_state")
-"""The names that people give the model in a file of a training's state."""
+"""The usual keys of the model in a training state file."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
 
@@ -187,7 +187,7 @@ _BRIEF.maxlevel = 2
 def short(text: object, limit: int = 120) -> str:
     """Return foreign text as one printable line of bounded length.
 
-    A container may contain itself, or one list a billion times: only its outer levels are written.
+    Only the outer levels of a container are written: it may contain itself, or one list a billion times.
     """
     whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
     line = whole[: limit + 1]
@@ -197,12 +197,12 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Return the place that a tensor or a module has in any layer: its name without numbers."""
+    """Return the name of a tensor or a module without its numbers, which is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 
 def some(names: Any, limit: int = 3) -> str:
-    """Return the first few of a list of names, and how many more there are."""
+    """Return the first few of a list of names, and the number of the others."""
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
     more = len(listed) - limit

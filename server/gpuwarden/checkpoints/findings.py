@@ -17,7 +17,7 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 
 
 def temporary(path: str) -> bool:
-    """Return true if a path is named like the leftover of an unfinished save."""
+    """Return true if a path has the name of a temporary file of an unfinished save."""
     return any(
         p.endswith(_TEMPORARY)
         or p.startswith(("tmp-", ".tmp", "tmp_"))
@@ -45,15 +45,15 @@ class Entry(Evidence):
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     sealed: bool = False
-    # Of no format known here: of a copy of it only equality can be shown.
+    # The format is unknown: only a digest can prove a copy.
     unread: bool = False
-    # A picture, a table or a log, and nothing about it claims to be weights: broken, it breaks no checkpoint.
+    # A picture, a table or a log that can't be weights: damage to it affects no checkpoint.
     aside: bool = False
 
 
 @dataclass
 class Expected:
-    """The size and digests that a manifest records of one file."""
+    """The size and digests of one file in a manifest."""
 
     size: int
     digests: dict[str, str]
@@ -61,7 +61,7 @@ class Expected:
 
 @dataclass
 class Judgement(Evidence):
-    """A layout's judgement of one folder. What it finds wrong is a contradiction between files, if nothing else."""
+    """A layout's judgement of one folder. The default cause of a problem is a contradiction between files."""
 
     usual = (Cause.CONTRADICTION, Cause.UNREAD)
 
@@ -73,29 +73,29 @@ class Judgement(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     checkpoint: bool = False
-    # What prevents a resume, though the folder is whole for other uses.
+    # Reasons against a resume; the folder may be whole for other uses.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # What was not examined, with what would settle it; it changes no verdict.
+    # The checks that were omitted, each with the way to make it; they change no verdict.
     unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Findings(Evidence):
-    """All that was found below one path. Its problems and doubts belong to no single file or folder."""
+    """The findings below one path. Its problems and doubts belong to no single file or folder."""
 
     root: Path
     entries: dict[str, Entry]
     tree: Tree | None
     judgements: list[Judgement]
     doubts: list[str] = field(default_factory=list)
-    # Files that were there but not asked for.
+    # Existing files that were not requested.
     beyond: list[str] = field(default_factory=list)
-    # How many manifests were found beside the files and believed.
-    rosters: int = 0
+    # Number of valid manifests beside the files.
+    manifests: int = 0
     open: Callable[[Path, str], Source] = Source
-    # Whether the bytes inside the tensors were read; layouts may then read some again.
+    # Whether the bytes inside the tensors were read; if so, layouts may read some again.
     content: bool = False
     problems: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -110,11 +110,11 @@ class Findings(Evidence):
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return the files of a folder and everything below it, or the one file of that path."""
+        """Return all files below a folder, or the file with that path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
-        """Return the checkpoint of the highest step; of several at that step, a whole one that can be resumed."""
+        """Return the checkpoint of the highest step; of several, prefer a whole one that can be resumed."""
 
         def rank(judgement: Judgement) -> tuple[int, bool, bool]:
             parts = (judgement, *self.within(judgement.path))
@@ -123,7 +123,7 @@ class Findings(Evidence):
         return max((j for j in self.judgements if j.checkpoint and j.step is not None), key=rank, default=None)
 
     def parsed(self, path: str) -> Any:
-        """Return the parsed value of a file, such as its JSON or its inert pickle; None where there is none."""
+        """Return the parsed value of a file, such as its JSON or its inert pickle, or None."""
         entry = self[path]
         return entry.anatomy.content if entry and entry.anatomy else None
 
@@ -134,7 +134,7 @@ class Findings(Evidence):
 
 @dataclass(frozen=True)
 class Ask:
-    """The depth. `only` restricts it to these relative paths; `open` gives the bytes of a file."""
+    """The options of an examination. `only` restricts it to these relative paths; `open` opens a file."""
 
     content: bool = True
     threads: int = 2
@@ -144,16 +144,16 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Files of a folder that gpuwarden itself put there: they are not judged.
+    # Returns the files of a folder that gpuwarden itself wrote: they are not judged.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:
-        """Announce the bytes of the files that will be read whole."""
+        """Announce the number of bytes that will be read."""
         if self.content and isinstance(self.progress, ByteCount):
             self.progress.expect(size)
 
     def note(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful when the budget is spent."""
+        """Count bytes that were read. Raises Doubtful if the budget is spent."""
         if self.progress:
             self.progress(count)
         if self.budget:

@@ -1,8 +1,8 @@
-"""Really load checkpoint files, in a separate process with limits on memory and time.
+"""Load checkpoint files in a separate process with limits on memory and time.
 
-Only files that passed every other check get here. The child is `load_child.py`; it loads with torch's safe loader
-and the safetensors library where torch is installed, otherwise with gpuwarden's reader into numpy. A file that makes
-it crash, hang or run out of memory is reported, and the files after it still get their turn.
+Only files that passed every other check are loaded. The child is `load_child.py`; it uses torch's safe loader and the
+safetensors library if torch is installed, otherwise gpuwarden's reader into numpy. A file that makes it crash, hang or
+run out of memory is reported, and a new child continues with the next file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpuwarden.checkpoints.file_model import short, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
-# The child gets no secrets: only what an interpreter needs to start.
+# The child gets no secrets, only the variables that an interpreter needs to start.
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
 
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
-"""-P and an empty working folder: no file beside a checkpoint can pose as a module."""
+"""-P and an empty working folder prevent the import of a file beside a checkpoint."""
 
 
 def child_with_torch(python: str) -> list[str]:
-    """Return the command for a child with the first Python of this machine that has torch, else with this one.
+    """Return the command for a child with the first Python on this machine that has torch, else with this one.
 
-    The Pythons are this one, `python`, and those on the PATH, from 3.8 on. The child starts without the working folder
-    and the user's variables, and imports gpuwarden's modules from where this one is, which may be an archive.
+    The candidates are this Python, `python`, and those on the PATH, from 3.8 on. The child ignores the working folder
+    and the user's Python variables, and imports gpuwarden from the location of this module, which may be an archive.
     """
     ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
     start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
@@ -57,10 +57,14 @@ def child_with_torch(python: str) -> list[str]:
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """Limits on the child: address space beyond twice the largest file, seconds to start, bytes a second at least."""
+    """Limits on the child process.
+
+    `memory` is its address space in bytes, beyond three times the largest file; `start_s` is the time to start, in
+    seconds; `bytes_per_s` is the minimum speed of loading.
+    """
 
     memory: int = 8 << 30
-    start_s: float = 300.0  # torch comes slowly from a network disk, beside a job that uses every core
+    start_s: float = 300.0  # importing torch is slow on a network disk, beside a job that uses every core
     bytes_per_s: float = 20e6
 
 
@@ -71,14 +75,14 @@ def load(
     budget: Budget | None = None,
     child: Sequence[str] = CHILD,
 ) -> None:
-    """Load each file and write the outcome into its entry. `child` is the command that runs `load_child.main`."""
+    """Load each file and add the outcome to its entry. `child` is the command that runs `load_child.main`."""
     todo = [e for e in entries if not e.temporary]
     for entry in todo:
         if entry.load == "parsed":
-            entry.proved.append("loads: all of it was parsed")
+            entry.proved.append("loads: the whole file was parsed")
         elif not entry.load:
-            entry.doubt("nothing here can load it", Cause.NOT_LOADED)
-    # Where torch's safe loader would refuse an object, our own reader loads the tensors beside it.
+            entry.doubt("no loader for this format is available", Cause.NOT_LOADED)
+    # If torch's safe loader would refuse an object, gpuwarden's reader loads the tensors beside it.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     limits = limits or LoadLimits()
     while queue:
@@ -102,7 +106,7 @@ def load(
         for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
             _settle(entry, answer)
         queue = queue[len(answers) :]
-        if queue:  # the child ended at this file; a new one continues with the next
+        if queue:  # the child ended at this file; a new child continues with the next one
             queue.pop(0).doubt(f"could not be loaded: {why}", Cause.LIMIT)
 
 
@@ -111,7 +115,7 @@ def _inert(entry: Entry) -> bool:
 
 
 def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """Run one child over a task. Return its answers, one a file, and why it ended."""
+    """Run one child on a task. Return its answers, one per file, and why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(
@@ -134,14 +138,14 @@ def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[d
 
 
 def _settle(entry: Entry, answer: dict[str, Any]) -> None:
-    """Write the child's answer about one file into its entry."""
+    """Add the child's answer about one file to its entry."""
     elements = sum(t.numel for t in entry.anatomy.tensors) if entry.anatomy else 0
     if answer.get("error"):
         entry.refute(f"does not load: {short(answer['error'], 160)}")
     elif answer.get("declined"):
-        entry.doubt(f"its library declines it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
+        entry.doubt(f"its library does not support it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
     elif answer.get("missing"):
-        entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed there", Cause.NOT_LOADED)
+        entry.doubt(f"could not be loaded: {short(answer['missing'], 80)} is not installed", Cause.NOT_LOADED)
     elif answer.get("unread"):
         entry.doubt(f"could not be read: {short(answer['unread'], 160)}", Cause.CHANGING)
     elif answer.get("memory"):

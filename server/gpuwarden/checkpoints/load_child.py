@@ -14,11 +14,11 @@ from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Limits
 from gpuwarden.checkpoints.safe_file import Source
 
 _LACKS = ("allocate memory", "can't start new thread")
-"""Texts of errors that a library raises where the process met a limit."""
+"""Parts of the messages of errors that a library raises when the process reaches a limit."""
 
 
 def main() -> None:
-    """Load every file of the task; continue with the next one whatever a file causes."""
+    """Load every file of the task. An error in one file does not stop the others."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(task["memory"]))
@@ -30,21 +30,21 @@ def main() -> None:
         except ImportError as why:
             answer = {"missing": str(why.name)}
         except (NotImplementedError, AttributeError, TypeError, KeyError) as why:
-            # A type or a form that the library does not know: this shows nothing about the file.
+            # The library does not support a type or a form: inconclusive about the file.
             answer = {"declined": " ".join(f"{type(why).__name__}: {why}".split())[:300]}
         except Exception as why:
             text = " ".join(f"{type(why).__name__}: {why}".split())[:300]
             if any(lack in text for lack in _LACKS):
                 answer = {"memory": True}
             elif isinstance(why, OSError) and why.errno is not None:
-                answer = {"unread": text}  # the machine failed, or the file changed: this shows nothing about it either
+                answer = {"unread": text}  # a machine error, or a changed file: inconclusive, too
             else:
                 answer = {"error": text}
         print(json.dumps(answer), file=out, flush=True)
 
 
 def limit_memory(memory: int) -> None:
-    """Limit the address space to so many bytes, and write no core dump."""
+    """Limit the address space to `memory` bytes, and disable core dumps."""
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time limit still applies
@@ -56,7 +56,7 @@ def limit_memory(memory: int) -> None:
 
 
 def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
-    """Load a file with the library of its format where that is installed, else with our own reader."""
+    """Load a file with the library of its format if it is installed, else with gpuwarden's reader."""
     if form == "numpy" and _has("numpy"):
         import numpy as np
 
@@ -85,7 +85,7 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
         except SafetensorError as why:
             if "Dtype not understood" not in str(why):
                 raise
-            return _own(path, name)  # a type of the format that torch lacks
+            return _own(path, name)  # torch lacks a type of the format
     random_state: list[Any] = []
     if _has("numpy"):
         import numpy as np
@@ -97,12 +97,12 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(random_state):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError:  # it wants a harmless name that torch's safe loader does not take
+    except pickle.UnpicklingError:  # it needs a harmless name that torch's safe loader refuses
         return _own(path, name)
 
 
 def _hdf5(path: Path) -> dict[str, Any]:
-    """Read every dataset with the library that wrote it, a block of rows at a time; chunks are decompressed there."""
+    """Read every dataset with h5py, which decompresses chunks, a block of rows at a time."""
     import h5py
     import numpy as np
 
@@ -134,7 +134,7 @@ def _count(by: str, value: Any) -> dict[str, Any]:
     import torch
 
     tensors = elements = 0
-    keep: list[Any] = []  # or an id could be used twice
+    keep: list[Any] = []  # keeps the ids unique
     stack, seen = [value], set()
     while stack:
         one = stack.pop()
@@ -146,9 +146,9 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 keep.append(one)
             if again and not one.is_quantized:
                 continue
-            # A quantized tensor counts where it is, its scales and zero points once.
+            # A quantized tensor counts each time, its scales and zero points once.
             tensors += 1
-            # safetensors states elements of half a byte, torch the bytes that two of them share.
+            # safetensors counts elements of half a byte, torch the bytes that two of them share.
             pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1
             elements += one.numel() * pairs if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
@@ -158,7 +158,7 @@ def _count(by: str, value: Any) -> dict[str, Any]:
 
 
 def _parts(tensor: Any) -> list[int] | None:
-    """Return how many elements each stored part of a composite tensor has; None for a plain one."""
+    """Return the number of elements of each stored part of a composite tensor; None for a plain one."""
     import torch
 
     if tensor.is_meta:
@@ -184,7 +184,7 @@ def _parts(tensor: Any) -> list[int] | None:
 def _own(path: Path, name: str) -> dict[str, Any]:
     """Read every tensor into a numpy array of its shape; types that numpy lacks become integers of their width.
 
-    Without numpy, they are read into plain memory. Compressed tensors and those of part bytes are only counted.
+    Without numpy, they are read into plain memory. Compressed tensors and types below one byte are only counted.
     """
     np = importlib.import_module("numpy") if _has("numpy") else None
     elements = 0
@@ -195,7 +195,7 @@ def _own(path: Path, name: str) -> dict[str, Any]:
         for t in anatomy.tensors:
             data = source.at(t.start, t.extent) if t.start >= 0 else b""
             each, part = divmod(DTYPES[t.dtype].bits, 8) if t.dtype in DTYPES else (0, 0)
-            repeated = t.stride is not None and t.numel * each > len(data)  # a copy could be a billion times as large
+            repeated = t.stride is not None and t.numel * each > len(data)  # a copy could be a billion times larger
             if t.start < 0 or not each or part or repeated:
                 elements += t.numel
             elif np is None:

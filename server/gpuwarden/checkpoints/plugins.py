@@ -1,9 +1,9 @@
-"""The two sorts of plug-ins that examine checkpoints, and what each module offers. Standard library only.
+"""The two kinds of plug-ins that examine checkpoints, and their interfaces. Standard library only.
 
 A format reads one file: `NAME`, `LOAD`, `claims(name, head)` and `read(source, limits)`, which returns an `Anatomy` and
-raises `Broken` or `Doubtful`. `LOAD` is "parsed" where reading the structure parses all of the file, "tensors" where
-its tensors are loaded in a process of their own, "" where nothing here can load it. A layout judges one folder:
-`NAME`, `claims(folder)` and `judge(folder, found)`, which returns a `Judgement`.
+raises `Broken` or `Doubtful`. `LOAD` is "parsed" if `read` parses the whole file, "tensors" if a separate process loads
+its tensors, "" if it can't be loaded here. A layout judges one folder: `NAME`, `claims(folder)` and `judge(folder,
+found)`, which returns a `Judgement`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.core.registry import Registry
 def _name_taken(module: Any, name: str) -> Iterator[str]:
     built_in = FORMATS.built_in()
     if name not in built_in and module.NAME in {FORMATS.load(n).NAME for n in built_in}:
-        yield f"NAME is {module.NAME!r}, which a built-in format has"
+        yield f"NAME {module.NAME!r} is that of a built-in format"
 
 
 FORMATS = Registry(

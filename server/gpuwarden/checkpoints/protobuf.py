@@ -1,4 +1,4 @@
-"""Protobuf's wire format, walked without a schema: lengths must nest exactly. Standard library only."""
+"""Walk protobuf's wire format without a schema: lengths must nest exactly. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELDS = 2_000_000
 
 
 class Walker:
-    """One walk over one file; the number of fields is capped over all of it."""
+    """One walk over one file; the total number of fields is limited."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -30,7 +30,7 @@ class Walker:
             shift += 7
             if byte < 0x80:
                 return value, at + i + 1
-        raise Broken(f"its protobuf makes no sense at byte {at:,}, or is cut off")
+        raise Broken(f"its protobuf is invalid at byte {at:,}, or cut off")
 
     def byte(self, at: int) -> int:
         """Return one byte, from a buffered window."""
@@ -40,7 +40,7 @@ class Walker:
         return self.window[at - self.base]
 
     def text(self, place: tuple[int, int]) -> str:
-        """Return a text, at most its first 1,000 bytes."""
+        """Return a text, limited to its first 1,000 bytes."""
         begin, end = place
         return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
 
@@ -53,7 +53,7 @@ class Walker:
             key, at = self.varint(at, end)
             number, wire = key >> 3, key & 7
             if not number:
-                raise Broken(f"its protobuf has the field number 0 near byte {at:,}: no writer makes one")
+                raise Broken(f"its protobuf has the invalid field number 0 near byte {at:,}")
             if wire == 0:
                 value, at = self.varint(at, end)
                 yield number, wire, value

@@ -1,4 +1,4 @@
-"""A regular file, opened so that a FIFO can't block and a link is not followed. Standard library only."""
+"""Open a regular file without blocking on a FIFO or following a link. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 class Source:
-    """One open file. Reads are positional, so threads may share it."""
+    """One open file. Reads are positional, so threads can share it."""
 
     def __init__(self, path: str | Path, name: str = "") -> None:
         self.path = Path(path)
@@ -35,20 +35,20 @@ class Source:
             self.fd = os.open(self.path, _FLAGS)
         except OSError as why:
             if why.errno == errno.ELOOP:
-                raise Doubtful("is a link; not followed") from why
+                raise Doubtful("is a link, which is not followed") from why
             raise Doubtful(f"can't be opened: {why.strerror}") from why
         self._first = os.fstat(self.fd)
         if not stat.S_ISREG(self._first.st_mode):
             os.close(self.fd)
-            raise Doubtful(f"not a regular file but {kind(self._first.st_mode)}; not opened")
+            raise Doubtful(f"is {kind(self._first.st_mode)}, not a regular file, and was not opened")
         self.size = self._first.st_size
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
         self.took: Callable[[int], None] | None = None
-        """Called with the bytes that `at` is to read; what it raises ends the reading."""
+        """Called with the number of bytes before `at` reads them; an exception from it ends the reading."""
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes at `offset`. Raises Broken where the file ends before."""
+        """Read exactly `length` bytes at `offset`. Raises Broken if the file ends before."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
         if self.took is not None:
@@ -64,7 +64,7 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on. Return how many bytes were read, at least one. Raises Broken at the end."""
+        """Fill `view` from `offset` on. Return the number of bytes read, at least one. Raises Broken at the end."""
         if hasattr(os, "preadv"):
             try:
                 got = os.preadv(self.fd, [view], offset)
@@ -79,11 +79,11 @@ class Source:
         return got
 
     def head(self, length: int = 512) -> bytes:
-        """Read the first bytes, as many as there are."""
+        """Read the first `length` bytes, or fewer if the file is shorter."""
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file of the same folder, or of one below it; None where there is none."""
+        """Open another file in the same folder or below it; None if it does not exist."""
         place = self.path.parent / name
         return Source(place) if place.is_file() else None
 
@@ -94,7 +94,7 @@ class Source:
         return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)
 
     def holes(self) -> int:
-        """Return the bytes that were never written, by the file system's account; 0 where it has none."""
+        """Return the number of bytes in the file's holes; 0 if the file system does not report them."""
         seek_hole, seek_data = getattr(os, "SEEK_HOLE", None), getattr(os, "SEEK_DATA", None)
         if (
             seek_hole is None
@@ -147,19 +147,19 @@ class Window(Source):
     def at(self, offset: int, length: int) -> bytes:
         """Read bytes of the part."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise Broken("a record ends before the bytes that it announces")
+            raise Broken("a record is shorter than it states")
         return self.whole.at(self.offset + offset, length)
 
 
 class Reader:
-    """Reads a source forward in small pieces, out of a buffer."""
+    """Read a source forward in small pieces, from a buffer."""
 
     def __init__(self, source: Source, at: int = 0, end: int | None = None) -> None:
         self.source, self.at, self.end = source, at, source.size if end is None else end
         self._buffer, self._base = b"", at
 
     def take(self, n: int) -> bytes:
-        """Return the next `n` bytes. Raises Broken where fewer are left."""
+        """Return the next `n` bytes. Raises Broken if fewer are left."""
         self.skip(n)
         begin = self.at - n
         if not self._base <= begin <= self.at <= self._base + len(self._buffer):
@@ -168,15 +168,15 @@ class Reader:
         return self._buffer[begin - self._base : self.at - self._base]
 
     def skip(self, n: int) -> int:
-        """Pass over `n` bytes. Return where they begin. Raises Broken where fewer are left."""
+        """Skip `n` bytes. Return the offset of the first. Raises Broken if fewer are left."""
         if n < 0 or n > self.end - self.at:
-            raise Broken(f"is cut off: {n:,} bytes are needed at {self.at:,}, and it ends at {self.end:,}")
+            raise Broken(f"is cut off: {n:,} bytes are needed at {self.at:,}, but it ends at {self.end:,}")
         self.at += n
         return self.at - n
 
 
 def kind(mode: int) -> str:
-    """Return the name of a special file's kind."""
+    """Return the name of a special file type."""
     for test, word in (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISLNK, "a link"),

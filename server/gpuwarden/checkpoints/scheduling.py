@@ -1,19 +1,19 @@
-"""Plan which files to read first, and which with all threads at once, so that no thread idles at the end."""
+"""Plan which files to read with all threads at once, and which with one thread each, so that no thread idles."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
 
-# Sharing one file costs a second reading for its digests, so up to 10 % of imbalance is cheaper.
+# Sharing one file costs a second read for its digests, so up to 10 % of imbalance is cheaper.
 _SLACK = 1.1
 
 
 def plan(sizes: Mapping[str, int], threads: int, least: int) -> tuple[list[str], list[str]]:
     """Return (files for all threads together, one by one; files for one thread each, largest first).
 
-    Sharing a file costs more than having it to oneself, so it is done only where whole files would leave threads
-    without work for long, and only with files of at least `least` bytes.
+    Sharing a file has a cost, so only files of at least `least` bytes are shared, and only if whole files would leave
+    threads idle for long.
     """
     together: list[str] = []
     rest = sorted(sizes, key=lambda name: -sizes[name])

@@ -1,6 +1,6 @@
-"""Compare the checkpoints of one run with each other: what is saved at a later step has gone on.
+"""Compare the checkpoints of one run with each other: every part must advance with the step.
 
-A Trainer reads each part of a checkpoint by itself, so a part of another step goes unnoticed. Standard library only.
+A Trainer reads each part of a checkpoint separately, so a part of another step goes unnoticed. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _ADAPTER = "adapter_model.safetensors"
 
 @dataclass
 class Sibling:
-    """Position of a checkpoint in its run, as it records it. None: not recorded."""
+    """The position of a checkpoint in its run, as it records it. None means not recorded."""
 
     name: str
     step: int
     optimizer_steps: int | None
-    # The tensors that the optimizer has a state of.
+    # Number of tensors that the optimizer has a state for.
     trained: int
     scheduler: int | None
-    # The moments of the optimizer: false where all of them are zero.
+    # False if all moments of the optimizer are zero.
     moved: bool = True
 
 
 def read(folder: Folder, step: int, found: Findings) -> Sibling:
-    """Return what the optimizer and the scheduler of a checkpoint say of their step."""
+    """Return the steps that the optimizer and the scheduler of a checkpoint record."""
     made, trained, moved = None, 0, True
     entry = found[folder.join("optimizer.pt")]
     if entry and entry.anatomy and not entry.problems:
@@ -55,7 +55,7 @@ def read(folder: Folder, step: int, found: Findings) -> Sibling:
 
 
 def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Judgement) -> None:
-    """Compare a checkpoint with an earlier one of its run, each given with its step."""
+    """Compare a checkpoint with an earlier one of its run, each given as (step, folder)."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
     compare_progress(later, earlier, said)
     if found.content:
@@ -63,7 +63,7 @@ def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings
 
 
 def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
-    """Check that optimizer and scheduler have gone on between two checkpoints of one run."""
+    """Check that optimizer and scheduler have advanced between two checkpoints of one run."""
     parts = (
         ("optimizer", now.optimizer_steps, before.optimizer_steps),
         ("scheduler", now.scheduler, before.scheduler),
@@ -77,15 +77,15 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
             said.problems.append(f"its {what} is at {later:,}, ahead of its step")
         elif later < earlier:
             said.doubts.append(
-                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: started afresh, or of another step"
+                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: restarted, or of another step"
             )
 
 
-Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # tensor's name -> its file's path and its place there
+Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # tensor's name -> the path of its file, and the tensor
 
 
 def held(folder: Folder, found: Findings) -> Held:
-    """Return the tensors of the model or of the adapter in a checkpoint, with the files that they are in."""
+    """Return the tensors of the model or of the adapter in a checkpoint, with the paths of their files."""
     names = model.weights(folder) or [n for n in (_ADAPTER,) if n in folder.files]
     made: Held = {}
     for path in map(folder.join, names):
@@ -107,14 +107,14 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     if not still:
         return
     if len(still) == len(shards):
-        line = f"all its large weights are those of {before.name}"
+        line = f"all its large weights equal those of {before.name}"
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
-        line = f"{files} has the weights of {before.name}, the other shards have moved"
+        line = f"{files} has the weights of {before.name}, but the other shards have changed"
     if not now.moved and not before.moved:
-        said.warnings.append(f"{line}: every gradient was zero, as when all answers have the same reward")
+        said.warnings.append(f"{line}: every gradient was zero, for example because all answers have the same reward")
         return
-    # Where every tensor has moments, the optimizer has changed each of them between two steps.
+    # If every tensor has moments, the optimizer has changed each of them between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):
         said.problems.append(f"{line}, though its optimizer has trained them")
@@ -123,7 +123,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:
-    """Compare a sample of each tensor of a file, and all of their bytes only where no sample differs."""
+    """Compare a sample of each tensor of a file, and all bytes only if no sample differs."""
     with ExitStack() as stack:
         files = {path, *(earlier[n][0] for n in names)}
         sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}

@@ -13,7 +13,7 @@ from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.values import optimizer
 
 NAME = "training state"
-# The names that people give these parts, the most telling first.
+# Usual names of these parts, the most specific first.
 STEPS = ("global_step", "step", "iter_num", "iteration", "iter", "it", "num_updates", "current_step", "n_iter")
 _OPTIMIZER = (
     "optimizer", "optimizer_states", "optimizer_state_dict", "optimizer_state", "optim", "opt", "optim_state_dict",
@@ -23,13 +23,13 @@ _SCHEDULER = (
     "scheduler", "lr_schedulers", "lr_scheduler", "scheduler_state_dict", "lr_scheduler_state_dict", "sched",
     "schedulers",
 )  # fmt: skip
-_State = Tuple[str, Any]  # noqa: UP006  # where it is in the file, and the optimizer's state dict
+_State = Tuple[str, Any]  # noqa: UP006  # path in the file, and the optimizer's state dict
 
 
 def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgement | None:
-    """Return a judgement of a file with a model, an optimizer and a step; None for any other file.
+    """Return a judgement of a file with a model and a step; None for any other file.
 
-    `named` is the step in the file's name, which counts where the file has none inside.
+    `named` is the step in the file's name, used if the file has an optimizer and records no step.
     """
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):
@@ -46,9 +46,9 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     said = Judgement(NAME, entry.path, step=step, checkpoint=True)
     said.proved.append(f"is at step {step:,}")
     if named is not None and named != step:
-        said.warnings.append(f"is called {name}, and is at step {step:,}")
+        said.warnings.append(f"is called {name}, but is at step {step:,}")
     if not states:
-        said.resume.append("has no optimizer: a resume would start it afresh")
+        said.resume.append("has no optimizer: a resume would restart it")
     for where, state in states:
         _optimizer(entry, found, where, state, shapes, said)
     if states and not any(root.get(k) for k in _SCHEDULER):
@@ -70,7 +70,7 @@ def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
 def _optimizer(
     entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], said: Judgement
 ) -> None:
-    """Check that the optimizer's state is that of the model in the file, at its step."""
+    """Check that the optimizer's state belongs to the model in the file and its step."""
     made = optimizer.judge(state, shapes, [], where)
     said.resume += made.resume
     said.warnings += made.warnings
@@ -83,4 +83,4 @@ def _optimizer(
     if below:
         said.problems.append(f"the optimizer has second moments below zero: {some(below)}")
     if steps is not None and said.step is not None and steps > said.step:
-        said.warnings.append(f"the optimizer has made {steps:,} steps, the file says {said.step:,}")
+        said.warnings.append(f"the optimizer has made {steps:,} steps, but the file is at step {said.step:,}")

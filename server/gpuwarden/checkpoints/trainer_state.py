@@ -1,6 +1,6 @@
-"""Check what a transformers Trainer needs to resume from a checkpoint, also where the Trainer itself is silent.
+"""Check the needs of a transformers Trainer for a resume, including those that the Trainer does not check.
 
-The Trainer restarts the optimizer in silence where optimizer.pt or scheduler.pt is missing, and takes any step from
+The Trainer silently restarts the optimizer if optimizer.pt or scheduler.pt is missing, and accepts any step in
 trainer_state.json. Standard library only.
 """
 
@@ -19,19 +19,19 @@ _RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 
 
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Add to `said.resume` all that prevents a true resume, to `said.proved` what fits."""
+    """Add the obstacles to a true resume to `said.resume`, and the passed checks to `said.proved`."""
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
     # DeepSpeed and FSDP keep the optimizer in a separate folder.
     elsewhere = any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
     if gone and not elsewhere:
-        said.resume.append(f"{some(gone)} missing: a resume would silently start the optimizer afresh")
-    # The Trainer finds the position in the data again from epoch, step and the random state of each rank.
+        said.resume.append(f"{some(gone)} missing: a resume would silently restart the optimizer")
+    # The Trainer restores the position in the data from epoch, step and the random state of each rank.
     state = _anatomy(folder, found, "trainer_state.json")
     content = state.content if state and isinstance(state.content, dict) else None
     if content is not None:
         epoch = content.get("epoch")
         if not isinstance(epoch, (int, float)) or isinstance(epoch, bool) or not 0 <= epoch < float("inf"):
-            said.resume.append("trainer_state.json has no epoch, from which the position in the data is found again")
+            said.resume.append("trainer_state.json has no epoch, so the position in the data can't be restored")
         else:
             said.proved.append(f"the position in the data follows from epoch {epoch:g} and the step")
         _log(content.get("log_history"), said)
@@ -53,12 +53,12 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _log(history: Any, said: Judgement) -> None:
-    """Check that the steps of the log go forward and end where the checkpoint is."""
+    """Check that the steps of the log increase and do not exceed the checkpoint's step."""
     rows = history if isinstance(history, list) else []
     steps = [r["step"] for r in rows if isinstance(r, dict) and type(r.get("step")) is int]
     back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905, RUF007
     if back:
-        said.problems.append(f"the steps of the log in trainer_state.json run backwards, from {back}")
+        said.problems.append(f"the steps of the log in trainer_state.json decrease, from {back}")
     elif steps and said.step is not None and steps[-1] > said.step:
         said.problems.append(f"the log in trainer_state.json is at step {steps[-1]}, the checkpoint at {said.step}")
 
@@ -69,7 +69,7 @@ def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
 
 
 def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Check that the optimizer's state is that of this model, at this step."""
+    """Check that the optimizer's state belongs to this model and this step."""
     entry = found[folder.join("optimizer.pt")]
     anatomy = _anatomy(folder, found, "optimizer.pt")
     names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]

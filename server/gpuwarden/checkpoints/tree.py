@@ -1,4 +1,4 @@
-"""A folder's files, listed without following links out of it. Standard library only."""
+"""List the files below a folder without following links out of it. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.safe_file import kind
 
 @dataclass
 class Folder:
-    """One folder of the tree: names of its files with their sizes, and of its folders."""
+    """One folder of the tree: its files with their sizes, and its folders. `odd` maps other entries to the reason."""
 
     path: Path
     rel: str
@@ -30,10 +30,10 @@ class Folder:
 
 @dataclass
 class Tree:
-    """The files and folders below one path. `doubts` say what could not be listed.
+    """The files and folders below one path. `doubts` lists the folders that could not be listed.
 
-    `aliases` are links to something else in the tree. `blobs` are the files of a Hub cache: a snapshot consists of
-    links into the `blobs` folder beside it, the one place outside of the tree to which links are followed.
+    `aliases` are links to other entries of the tree. `blobs` are the files of a Hub cache: a snapshot consists of links
+    into the `blobs` folder beside it, the only place outside of the tree to which links are followed.
     """
 
     root: Path
@@ -50,12 +50,12 @@ class Tree:
 
     @property
     def blob_folder(self) -> Path | None:
-        """Return models--x--y/blobs where the root is, or is in, models--x--y/snapshots/<revision>; None elsewhere."""
+        """Return models--x--y/blobs if the root is, or is in, models--x--y/snapshots/<revision>; else None."""
         snapshots = next((p for p in (self.root, *self.root.parents) if p.name == "snapshots"), None)
         return snapshots.parent / "blobs" if snapshots else None
 
     def beside(self, folder: Folder) -> list[Folder]:
-        """Return the other folders in the one that a folder is in: at most a thousand, for each may ask for them."""
+        """Return the sibling folders of a folder: at most a thousand, since each folder may request them."""
         above: Folder | None = self.top
         for part in folder.rel.split("/")[:-1]:
             above = above.folders.get(part) if above else None
@@ -63,7 +63,7 @@ class Tree:
         return [f for f in islice(others, 1_000) if f.rel != folder.rel]
 
     def restrict(self, only: frozenset[str]) -> list[str]:
-        """Keep the listed files and the folders with some of them. Return the files that are left out."""
+        """Keep the listed files and the folders that contain them. Return the other files."""
         out = [n for n in self.files if n not in only]
         for folder in self.folders:
             folder.files = {n: size for n, size in folder.files.items() if folder.join(n) in only}
@@ -77,7 +77,7 @@ class Tree:
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
-    """List the tree below `root`. Links that stay inside are noted as aliases; others are doubts."""
+    """List the tree below `root`. Links that stay inside become aliases; others are doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})
@@ -97,13 +97,13 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
         for entry in entries:
             count += 1
             if count > most:
-                tree.doubts.append(f"more than {most:,} entries; the rest was not looked at")
+                tree.doubts.append(f"more than {most:,} entries; the rest was not examined")
                 return tree
             child = _place(entry, folder, tree)
             if child is None:
                 continue
             if depth >= limits.depth:
-                tree.doubts.append(f"{short(child.rel)}: nested deeper than {limits.depth} folders; not looked at")
+                tree.doubts.append(f"{short(child.rel)}: nested deeper than {limits.depth} folders; not examined")
                 continue
             tree.folders.append(child)
             stack.append((child, depth + 1))
@@ -111,7 +111,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
 
 
 def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
-    """Note an entry in its folder, or a link in the tree. Return the folder that the entry is, else None."""
+    """Add an entry to its folder, or a link to the tree. Return the new folder if the entry is one, else None."""
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)
@@ -119,7 +119,7 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
             target = os.path.realpath(entry.path)
             root = str(tree.root).rstrip(os.sep) + os.sep
             if not os.path.exists(target):  # noqa: PTH110
-                folder.odd[entry.name] = "a link to nothing"
+                folder.odd[entry.name] = "a broken link"
             elif (target + os.sep).startswith(root):
                 tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
             elif Path(target).parent == tree.blob_folder and Path(target).is_file():
@@ -128,7 +128,7 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
             else:
                 folder.odd[entry.name] = "a link that leads out of the folder; not followed"
     except OSError as why:
-        folder.odd[entry.name] = f"can't be looked at: {why.strerror}"
+        folder.odd[entry.name] = f"can't be read: {why.strerror}"
         return None
     if stat.S_ISREG(info.st_mode):
         folder.files[entry.name] = info.st_size
@@ -137,5 +137,5 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
         folder.folders[entry.name] = child
         return child
     elif not stat.S_ISLNK(info.st_mode):
-        folder.odd[entry.name] = f"not a regular file but {kind(info.st_mode)}; not opened"
+        folder.odd[entry.name] = f"is {kind(info.st_mode)}, not a regular file, and was not opened"
     return None

@@ -1,17 +1,17 @@
 """Prove a checkpoint with one call, or report what is wrong or unknown.
 
-What a level proves, and what it does not:
+Each level proves:
 
-- `structure`: every file is whole by its own format's account, shards and index agree, nothing is missing; for the
-  most used architectures, config, tensors and tokenizer agree, and a checkpoint's parts are of its step.
-  It reads headers, so it takes milliseconds. It can't see a changed byte inside a tensor.
-- `content`: besides, every CRC and every recorded digest fits, and all values are finite. Where neither the format
-  nor a manifest has a checksum, a changed byte that stays finite can't be seen; `not_checked` says so.
-- `load`: besides, the tensors really load, and the installed transformers builds the config's architecture from them,
+- `structure`: every file is whole according to its format, shards and index agree, no file is missing; for the
+  most used architectures, config, tensors and tokenizer agree, and all parts of a checkpoint have its step.
+  Only headers are read, in milliseconds. A changed byte inside a tensor goes undetected.
+- `content`: in addition, every CRC and every recorded digest matches, and all values are finite. If neither the
+  format nor a manifest has a checksum, a changed byte that stays finite goes undetected; `not_checked` lists it.
+- `load`: in addition, the tensors load, and the installed transformers builds the config's architecture from them,
   each in a separate process.
-- `resume`: besides, everything that a resume needs is there and fits together.
+- `resume`: in addition, everything that a resume needs is present and consistent.
 
-With a manifest, exactly its files are verified: all of them, with equal digests.
+With a manifest, exactly the files on it are verified: all of them must exist, with equal digests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ from gpuwarden.core.evidence import verdict as verdict_of
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 
-WHO = (
-    "who wrote the manifest beside the files: whoever can write one can write the other, so it shows damage, not malice"
-)
+WHO = "the author of the manifest beside the files: a program that can write both can forge it, so it shows only damage"
 
-# Longest job id, and what a pull keeps in its staging folder with the most bytes that each can have.
+# Longest job id, and the files that a pull keeps in its staging folder, with their maximum sizes in bytes.
 _LONGEST = 200
 _BESIDE = {"lock": 0, "owner": _LONGEST, LOG_NAME: 1 << 30}
 
@@ -61,12 +59,11 @@ def verify(
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
-    `manifest` is the roster to prove against, `under` the manifest's path of `path` itself. Without one, a manifest
-    that was written beside the checkpoint at save time is used. `expected` is what another source records of
-    some of the files. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
-    the source of a GGUF file; a path, or the findings of an examination.
-    `progress` is called with numbers of bytes read, from several threads. Bad content never raises; an invalid or
-    missing path raises BadRequest or NotFound.
+    The files are compared with `manifest`, in which `under` is the path of `path` itself. Without it, a manifest beside
+    the checkpoint is used, if one was written at save time. `expected` has the sizes and digests of some of the files
+    from another source. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
+    the source of a GGUF file; a path, or the findings of an examination. `progress` is called with numbers of bytes
+    read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -95,7 +92,7 @@ def report(
 ) -> Report:
     """Return the report of an examination on another machine; `path` is its path there.
 
-    `compared` is the result of the comparison there, with the other's name.
+    `compared` maps the name of the other path to the result of the comparison there.
     """
     extra = _Extra()
     if against is not None:
@@ -130,16 +127,16 @@ def usable(path: Path) -> Path:
     try:
         there = path.exists()
     except (OSError, ValueError) as why:
-        raise BadRequest(f"{short(path)!r} is not a valid path: {why}", "Give the path of a file or a folder.") from why
+        raise BadRequest(f"{short(path)!r} is not a valid path: {why}", "Use the path of a file or a folder.") from why
     if not there:
         raise NotFound(
-            f"there is nothing at {short(path)}", "Give the path of a checkpoint, the id of a job, or hf://owner/name."
+            f"no file or folder at {short(path)}", "Use the path of a checkpoint, the id of a job, or hf://owner/name."
         )
     return path
 
 
 class _Extra(Evidence):
-    """The lines of a report that are not findings."""
+    """The lines of a report that belong to no file or folder."""
 
     def __init__(self) -> None:
         self.proved: list[str] = []
@@ -151,7 +148,7 @@ class _Extra(Evidence):
 
 
 def _left_by_a_pull(tree: Tree) -> frozenset[str]:
-    """Return the files that a pull leaves beside the artifacts: its lock, its owner's name and the job's log."""
+    """Return the files that a pull writes beside the artifacts: its lock, its owner's name and the job's log."""
     found: set[str] = set()
     for folder in tree.folders:
         staging = folder.folders.get(STAGING)
@@ -164,20 +161,20 @@ def _left_by_a_pull(tree: Tree) -> frozenset[str]:
 
 
 def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
-    """Examine the files on the manifest and compare them with it, or without one all files."""
+    """Examine the files on the manifest and compare them with it; without a manifest, examine all files."""
     extra = _Extra()
     if manifest is None:
         found = examine(path, ask)
-        if found.rosters and any(e.sealed for e in found.entries.values()):
+        if found.manifests and any(e.sealed for e in found.entries.values()):
             extra.not_checked.append(WHO)
         return found, extra
-    roster = manifests.expected((f.model_dump() for f in manifest.files), under)
-    # An output may have the name that a pull gives the log; the log is stored elsewhere then.
-    ask = replace(ask, expected=roster, only=frozenset(roster), ours=lambda tree: _left_by_a_pull(tree) - roster.keys())
+    listed = manifests.expected((f.model_dump() for f in manifest.files), under)
+    # If an output has the log's name, a pull stores the log elsewhere.
+    ask = replace(ask, expected=listed, only=frozenset(listed), ours=lambda tree: _left_by_a_pull(tree) - listed.keys())
     found = examine(path, ask)
-    gone = sorted(n for n in roster if n not in found.entries)
+    gone = sorted(n for n in listed if n not in found.entries)
     if gone:
-        extra.refute(f"{len(gone):,} files of the manifest are not here: {some(gone)}")
+        extra.refute(f"{len(gone):,} files of the manifest are missing: {some(gone)}")
     base = under.strip("/")
     never = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
     if never:
@@ -186,13 +183,13 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         )
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
-            if entry.path in roster and not entry.sealed and not entry.problems and not entry.doubts:
-                entry.doubt("the manifest has no digest of it, so the copy can't be shown to be equal", Cause.UNSEALED)
+            if entry.path in listed and not entry.sealed and not entry.problems and not entry.doubts:
+                entry.doubt("the manifest has no digest for it, so the copy can't be proven equal", Cause.UNSEALED)
     # A pull adds the log and its staging folder beside the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
-    if not roster:
+    if not listed:
         extra.doubt("the manifest lists no file here")
     return found, extra
 
@@ -209,12 +206,12 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     for j in plain:
         whole.adopt(replace(j, problems=[_at(j, p) for p in j.problems], doubts=[_at(j, d) for d in j.doubts]))
     if not files and not whole.problems:
-        whole.doubt("has no files, so there is nothing to prove")
+        whole.doubt("has no files to verify")
     resumable = [c for c in checkpoints if c.verdict is Verdict.PROVEN and c.step is not None]
     newest = max(resumable, key=lambda c: (c.step or 0, not c.resume), default=None)
     if level is Level.RESUME:
         if newest is None:
-            whole.doubt("no whole checkpoint with a step was found, so there is nothing to resume from")
+            whole.doubt("no whole checkpoint with a step was found to resume from")
         else:
             for line in newest.resume:
                 whole.refute(f"{newest.path}: {line}", Cause.NO_RESUME)
@@ -223,7 +220,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     readable += [c for f in files if f.path not in left for c in f.causes]
     parts: list[FileEvidence | CheckpointEvidence] = [*files, *checkpoints]
     causes = gravest_first([*whole.why, *(c for part in parts for c in part.causes)])
-    # What the layouts left open: each line once, with the first folder that it is about.
+    # The points that the layouts did not check: each line once, with the first folder that it applies to.
     still_open = {line: _at(j, line) for j in reversed(found.judgements) for line in j.unproved}.values()
     return Report(
         path=path,
@@ -268,13 +265,13 @@ def _file(entry: Entry) -> FileEvidence:
 
 
 def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] = frozenset()) -> CheckpointEvidence:
-    """Return the worst verdict of the folder's judgements and files, some of them left out."""
+    """Return the combined verdict of the folder's judgements and files, except the files in `without`."""
     same = [j for j in found.judgements if j.path == judgement.path]
     below = [j for j in found.judgements if not judgement.path or j.path.startswith(judgement.path + "/")]
     below = same + [j for j in below if j not in same]
     problems = [_at(j, p) if j.path != judgement.path else p for j in below for p in j.problems]
     doubts = [_at(j, d) if j.path != judgement.path else d for j in below for d in j.doubts]
-    # Those of the folder itself and of DeepSpeed's parts in it decide on a resume.
+    # Only the folder itself and DeepSpeed's parts in it determine whether a resume works.
     part = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
     resume = [
         r for j in below if j.path == judgement.path or (not j.checkpoint and part.fullmatch(j.path)) for r in j.resume
@@ -298,18 +295,18 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
 
 
 def _not_checked(level: Level, found: Findings) -> list[str]:
-    """Return what an examination of this level leaves open, with what would settle it."""
+    """Return the checks that this level omits, each with the way to make them."""
     lines = []
     unsealed = sum(not e.sealed for e in found.entries.values())
     if level is Level.STRUCTURE:
-        lines.append("the bytes inside the tensors; ask for level content")
+        lines.append("the bytes inside the tensors; use level content")
     elif unsealed:
         lines.append(
-            f"whether {unsealed:,} files are bit for bit what was saved; "
-            "write a manifest at save time, or verify against the machine's"
+            f"whether {unsealed:,} files equal the saved ones bit for bit; "
+            "write a manifest at save time, or verify against the machine's manifest"
         )
     if level in (Level.STRUCTURE, Level.CONTENT):
-        lines.append("whether the tensors load; ask for level load")
+        lines.append("whether the tensors load; use level load")
     if level is not Level.RESUME:
-        lines.append("whether training can go on from here; ask for level resume")
+        lines.append("whether training can resume from here; use level resume")
     return lines

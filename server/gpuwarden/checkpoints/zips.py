@@ -1,7 +1,8 @@
-"""A strict reader of zip archives: one way to read every byte, or no reading at all. Standard library only.
+"""A strict reader of zip archives: an archive is read unambiguously or rejected. Standard library only.
 
-`zipfile` forgives what an archive of weights never has: bytes before, after and between members, two members of
-one name, local headers that disagree with the directory. Each of these lets two readers see two different files.
+`zipfile` tolerates irregularities that archives of weights never have: bytes before, after and between members, two
+members with one name, local headers that disagree with the directory. With each of these, two readers may get two
+different files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FULL = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Member:
-    """One file in the archive. `start` is where its (maybe compressed) bytes begin."""
+    """One file in the archive. `start` is the offset of its bytes, which may be compressed."""
 
     name: str
     stored: bool
@@ -33,15 +34,15 @@ class Member:
     packed: int
     size: int
     start: int
-    # The writer left the CRCs out, as torch does on request: all of them are zero.
+    # The writer omitted the CRCs, as torch does on request: all of them are zero.
     unchecked: bool = False
 
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
-    """Return the archive's members by name. Raises Broken for any irregularity that a writer of weights never makes."""
+    """Return the archive's members by name. Raises Broken for irregularities that no writer of weights produces."""
     count, size, offset = _directory(source)
     if count > limits.members:
-        raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not looked at", Cause.LIMIT)
+        raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not examined", Cause.LIMIT)
     found: dict[str, Member] = {}
     table = source.at(offset, size)
     at = 0
@@ -52,7 +53,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
         found[member.name] = member
     if at != size:
         raise Broken("its directory is longer than its entries")
-    # Members are adjacent but for their headers: no overlap, nothing hidden between them.
+    # Only headers separate members: no overlap, no hidden bytes between them.
     at = 0
     for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
         head = m.start - at
@@ -60,12 +61,10 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
             raise Broken(f"member {short(m.name, 60)} overlaps the one before it", Cause.CONTRADICTION)
         # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
-            raise Broken(
-                f"{head:,} bytes that belong to nothing are before member {short(m.name, 60)}", Cause.CONTRADICTION
-            )
+            raise Broken(f"{head:,} bytes before member {short(m.name, 60)} belong to no member", Cause.CONTRADICTION)
         at = m.start + m.packed
     if offset - at > 24:
-        raise Broken(f"{offset - at:,} bytes that belong to nothing are before the zip directory", Cause.CONTRADICTION)
+        raise Broken(f"{offset - at:,} bytes before the zip directory belong to no member", Cause.CONTRADICTION)
     filled = [m for m in found.values() if m.size]
     if len(filled) > 1 and not any(m.crc for m in filled):
         return {name: replace(m, unchecked=True) for name, m in found.items()}
@@ -73,7 +72,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
 
 
 def ends_whole(source: Source) -> bool:
-    """Return true if an end record points into the archive: then nothing was cut off, whatever else is odd."""
+    """Return true if the archive has an end record that points into it, so that it is not cut off."""
     try:
         end, (_, _, _, _, size, offset, comment) = _end_record(source)
     except Broken:
@@ -82,7 +81,7 @@ def ends_whole(source: Source) -> bool:
 
 
 def span(member: Member) -> Span:
-    """Return the bytes that the member's CRC protects, for a stored member."""
+    """Return the span of a stored member that its CRC protects."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)
 
 
@@ -100,29 +99,29 @@ def read(source: Source, member: Member, cap: int) -> bytes:
         except zlib.error as why:
             raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
-        raise Broken(f"member {short(member.name, 60)} has another size than the directory says")
+        raise Broken(f"member {short(member.name, 60)} has another size than in the directory")
     if not member.unchecked and zlib.crc32(data) != member.crc:
         raise Broken(f"member {short(member.name, 60)} fails its CRC")
     return data
 
 
 def allowance(source: Source, limits: Limits) -> int:
-    """Return how many bytes may be unpacked from an archive in all."""
+    """Return the maximum number of bytes to unpack from an archive."""
     return max(limits.unpacked, limits.unpack_ratio * source.size)
 
 
 def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None:
-    """Raise Doubtful where the compressed members are larger than what may be unpacked from their archive."""
+    """Raise Doubtful if the compressed members exceed the allowance of their archive."""
     total, most = sum(m.size for m in packed), allowance(source, limits)
     if total > most:
         raise Doubtful(f"unpacks to {total:,} bytes; above {most:,} it is not unpacked", Cause.LIMIT)
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
-    """Yield a compressed member in pieces; compare size and CRC at the end. Memory stays flat, a bomb is refused."""
+    """Yield a compressed member in pieces; compare size and CRC at the end. Memory is bounded, also for zip bombs."""
     if member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(
-            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}, which can't be",
+            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}, which is impossible",
             Cause.CONTRADICTION,
         )
     if member.size > allowance(source, limits):
@@ -144,7 +143,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         pending = machine.unconsumed_tail
         crc, size = zlib.crc32(out, crc), size + len(out)
         if size > member.size:
-            raise Broken(f"member {short(member.name, 60)} is longer than the directory says")
+            raise Broken(f"member {short(member.name, 60)} is longer than in the directory")
         yield out
     fits = member.unchecked or crc == member.crc
     if not machine.eof or machine.unused_data or at != member.packed or size != member.size or not fits:
@@ -152,7 +151,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
 
 
 def _end_record(source: Source) -> tuple[int, tuple[int, ...]]:
-    """Return the offset and the fields of the last end record. Raises Broken where there is none, or not all of it."""
+    """Return the offset and the fields of the last end record. Raises Broken if it is missing or incomplete."""
     if source.size < _END.size:
         raise Broken(f"has {source.size} bytes; no zip archive is that small")
     tail_at = max(0, source.size - _END.size - 65_535)
@@ -171,8 +170,8 @@ def _directory(source: Source) -> tuple[int, int, int]:
     after = source.size - end - _END.size
     if after:
         if after == comment:
-            raise Doubtful(f"a comment of {after:,} bytes follows its zip directory, which no writer of weights adds")
-        raise Broken(f"{after:,} bytes that belong to nothing follow its zip directory", Cause.CONTRADICTION)
+            raise Doubtful(f"a comment of {after:,} bytes follows its zip directory; writers of weights add none")
+        raise Broken(f"{after:,} bytes after its zip directory belong to no member", Cause.CONTRADICTION)
     if disk or first or here != count:
         raise Doubtful("claims to be part of a set of disks")
     narrow = (count, size, offset)
@@ -180,15 +179,15 @@ def _directory(source: Source) -> tuple[int, int, int]:
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
         _, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
         if disk or disks > 1 or where + _END64.size != end - 20:
-            raise Broken("its 64-bit zip record is not where it should be")
+            raise Broken("its 64-bit zip record is in the wrong place")
         end = where
         sign, _, _, _, disk, first, here, count, size, offset = _END64.unpack(source.at(where, _END64.size))
         if sign != b"PK\6\6" or disk or first or here != count:
-            raise Broken("its 64-bit zip record makes no sense")
+            raise Broken("its 64-bit zip record is invalid")
     elif _FULL in (size, offset) or count == 0xFFFF:
         raise Broken("lacks the 64-bit zip record that it announces")
     if offset + size != end:
-        raise Broken("bytes are between its zip directory and the end record, or the directory is cut off")
+        raise Broken("its zip directory does not end at the end record")
     if size < count * _ENTRY.size:
         raise Broken(f"a directory of {size:,} bytes can't contain {count:,} entries")
     wide, full = (count, size, offset), (0xFFFF, _FULL, _FULL)
@@ -205,7 +204,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         table, at
     )
     if sign != b"PK\1\2":
-        raise Broken("its directory has something that is not an entry")
+        raise Broken("its directory has an invalid entry")
     stop = at + _ENTRY.size + n + x + c
     if stop > len(table):
         raise Broken("its directory ends inside an entry")
@@ -216,7 +215,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         raise Doubtful("has a member whose name is not UTF-8") from why
     parts = name.replace("\\", "/").split("/")
     if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
-        raise Broken(f"has a member called {short(name, 60)!r}, which would leave the folder", Cause.CONTRADICTION)
+        raise Broken(f"has a member called {short(name, 60)!r}, which points out of the folder", Cause.CONTRADICTION)
     if _FULL in (packed, size, offset):
         packed, size, offset = _wide(table[at + _ENTRY.size + n : stop - c], packed, size, offset)
     if flags & 1 or disk:
@@ -224,7 +223,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
     if made >> 8 == 3 and stat.S_ISLNK(attr >> 16):
         raise Broken(f"member {short(name, 60)} is a symbolic link")
     if method not in (0, 8):
-        raise Doubtful(f"member {short(name, 60)} is compressed by method {method}, which is not read")
+        raise Doubtful(f"member {short(name, 60)} uses the unsupported compression method {method}")
     start = _local(source, raw, name, offset, method)
     if start + packed > limit:
         raise Broken(f"member {short(name, 60)} reaches beyond the archive's data")
@@ -234,7 +233,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
 
 
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
-    """Return the sizes and the offset with those that need 64 bits taken from the extra field."""
+    """Return the sizes and the offset, with 64-bit values taken from the extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -253,12 +252,12 @@ def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, 
 
 
 def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> int:
-    """Return the offset of the member's bytes. Raises Broken where local header and directory differ."""
+    """Return the offset of the member's bytes. Raises Broken if local header and directory differ."""
     n: int
     x: int
     sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
     if sign != b"PK\3\4":
-        raise Broken(f"member {short(name, 60)} does not begin where the directory says", Cause.CONTRADICTION)
+        raise Broken(f"member {short(name, 60)} does not begin at the directory's offset", Cause.CONTRADICTION)
     if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
         raise Broken(f"member {short(name, 60)} has another name or method in its own header", Cause.CONTRADICTION)
     return offset + _LOCAL.size + n + x

@@ -1,4 +1,4 @@
-"""Reconcile the roster of a fan-out with what exists: what is known of every cell, and which may be launched again.
+"""Reconcile the plan of a fan-out with its queues and copies: the state of every cell, and the launchable cells.
 
 Everything here is pure.
 """
@@ -14,7 +14,7 @@ from gpuwarden.core.models import Cell
 
 
 class CellState(StrEnum):
-    """What is known about a cell. Only `verified` is an end that counts as success."""
+    """The known state of a cell. Only `verified` counts as success."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -27,7 +27,7 @@ class CellState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What the copy of a queue shows of one cell."""
+    """The result for one cell in the copy of a queue."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class QueueSeen:
-    """One queue that was launched. `ended`: its job has. `collected`: its copy was looked through since."""
+    """One launched queue. `ended`: its job has ended. `collected`: its copy was examined since then."""
 
     job: str
     cells: tuple[int, ...]
@@ -47,7 +47,7 @@ class QueueSeen:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One cell's folder in the copy of a queue. `config` is the digest that the folder names."""
+    """One cell's folder in the copy of a queue. `config` is the digest recorded in the folder."""
 
     job: str
     index: int
@@ -57,11 +57,11 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The roster against what exists.
+    """The plan compared with the queues and their copies.
 
-    `states` has every cell of the roster. `duplicates` are cells that ran to their end more than once, `strangers`
-    folders of cells that their queue was not given or that name another configuration, as job and index.
-    `launchable` are the cells that a machine may be given now.
+    `states` has every cell of the plan. `duplicates` are cells that ran to their end more than once. `strangers` are
+    folders, as job and index, of cells that are not in their queue or have another configuration. `launchable` are the
+    cells that a machine may run now.
     """
 
     states: dict[int, CellState]
@@ -71,12 +71,12 @@ class Reconciled:
     launchable: tuple[int, ...]
 
     def count(self, *states: CellState) -> int:
-        """Return how many cells are in one of these states."""
+        """Return the number of cells in one of these states."""
         return sum(state in states for state in self.states.values())
 
     @property
     def open(self) -> bool:
-        """Return whether some cell may still be launched or runs."""
+        """Return whether a cell may still be launched or is running."""
         return bool(self.launchable) or self.count(CellState.RUNNING) > 0
 
 
@@ -87,11 +87,11 @@ def reconcile(
     max_tries: int,
     resumed: Mapping[int, int] | None = None,
 ) -> Reconciled:
-    """Compare a roster with the queues that were launched and with what their copies contain.
+    """Compare a plan with the launched queues and the content of their copies.
 
-    A cell is launchable where it is not proven, no queue that may still run it is open, and it has tries left. A copy
-    that was not looked through yet keeps its cells: they may be there. `resumed` has how many queues there were when a
-    cell was given further tries: of those before, only a proof counts.
+    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. While a copy is not
+    examined, its cells are not launchable, since they may be in it. `resumed` is the number of queues at the time when
+    a cell got further tries; of those earlier queues, only a proof counts.
     """
     before = resumed or {}
     configs = {cell.index: cell.config for cell in cells}

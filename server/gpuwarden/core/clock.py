@@ -14,14 +14,14 @@ import anyio
 
 
 class Clock(Protocol):
-    """Seconds since the epoch, and a way to wait."""
+    """A source of the time, with a way to wait."""
 
     def now(self) -> float:
         """Return seconds since the epoch."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for this many seconds."""
         ...
 
 
@@ -40,7 +40,7 @@ class SystemClock:
 class ShiftedClock:
     """Add the seconds in a file to the system clock, for every process that reads the file.
 
-    A rehearsal needs no real hours that way. Waiting takes real time, so that processes get theirs. A missing or
+    With it, a rehearsal of hours takes less real time. `sleep` takes real time, so that processes can run. A missing or
     unreadable file counts as no shift.
     """
 
@@ -60,9 +60,9 @@ class ShiftedClock:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks to wait, given in seconds or as a date; None without one.
+    """Return the seconds to wait by a `Retry-After` header, given in seconds or as a date; None without one.
 
-    A date counts from the server's own `Date`, since the clocks of two machines differ, else from `now`.
+    A date is compared with the server's own `Date` header, because clocks differ; without that header, with `now`.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

@@ -1,7 +1,7 @@
-"""What a plug-in's module has to offer, and the faults of one that does not. Standard library only: it is shipped.
+"""Check a plug-in's module against its contract. Standard library only, since it is shipped to machines.
 
-A contract names values with their checks, functions with their parameters, and the protocol that the class returned
-by `create` keeps. Nothing of a plug-in is called: its signatures and its declarations are read.
+A contract names values with their checks, functions with their parameters, and the protocol of the class that `create`
+returns. The checks read only signatures and declarations; they never call the plug-in.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Value:
-    """An attribute that a module must have: its check, and what the check wants in a few words."""
+    """An attribute that a module must have: its check, and a short description of a valid value."""
 
     check: Callable[[Any], bool]
     wants: str
 
 
-TEXT = Value(lambda v: isinstance(v, str) and bool(v), "a text that is not empty")
-TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t for t in v), "a tuple of texts")
+TEXT = Value(lambda v: isinstance(v, str) and bool(v), "a non-empty string")
+TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t for t in v), "a tuple of strings")
 
 
 def one_of(*choices: str) -> Value:
-    """Return the check for one of a few texts."""
+    """Return the check for one of the given strings."""
     return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
 
 
 def instance_of(kind: type) -> Value:
-    """Return the check for an object of a class."""
+    """Return the check for an instance of a class."""
     return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a sort of plug-in offers. `home` is the module whose docstring describes it."""
+    """The contract of one kind of plug-in. `home` is the module whose docstring describes it."""
 
     home: str
     values: Mapping[str, Value] = field(default_factory=dict)
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Plain functions by name, with the parameters that they are called with."""
+    """Plain functions by name, with the parameters of their call."""
     product: type | None = None
-    """The protocol of what `create` returns; `create` has to be among the functions."""
+    """The protocol of the object that `create` returns; requires `create` among the functions."""
     rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
-    """Yield faults that only this sort of plug-in can have, from the module and the plug-in's name."""
+    """Yield faults that only this kind of plug-in can have, from the module and the plug-in's name."""
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
-        """Return everything that a module lacks, in words; empty where the contract is kept."""
+        """Return all faults of a module as sentences; an empty list if it fulfils the contract."""
         found = []
         for key, value in self.values.items():
             if not hasattr(module, key):
-                found.append(f"{key} is missing; it has to be {value.wants}")
+                found.append(f"{key} is missing; it must be {value.wants}")
             elif not value.check(getattr(module, key)):
-                found.append(f"{key} is {_shown(getattr(module, key))}; it has to be {value.wants}")
+                found.append(f"{key} is {_shown(getattr(module, key))}; it must be {value.wants}")
         found += [f for key, wanted in self.functions.items() for f in _function_faults(module, key, wanted)]
         if not found and self.product is not None:
             try:
@@ -64,7 +64,7 @@ class Contract:
             except (NameError, TypeError, AttributeError) as error:
                 return [f"the annotations of create can't be evaluated: {error}"]
             if not isinstance(made, type):
-                return [f"create has to name the class that it returns, not {_shown(made)}"]
+                return [f"the return annotation of create must be a class, not {_shown(made)}"]
             found = class_faults(made, self.product)
         return found or list(self.rest(module, name))
 
@@ -75,9 +75,9 @@ def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> I
     if function is None:
         yield f"{call} is missing"
     elif not callable(function):
-        yield f"{key} is {_shown(function)}; it has to be the function {call}"
+        yield f"{key} is {_shown(function)}; it must be the function {call}"
     elif _awaited(function):
-        yield f"{key} is async; it is called as the plain function {call}"
+        yield f"{key} is async; it must be the plain function {call}"
     else:
         try:
             _signature(function).bind(*wanted)
@@ -86,7 +86,7 @@ def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> I
 
 
 def _signature(function: Any) -> inspect.Signature:
-    """Return a function's signature; that of no parameters for one written in C that does not show its own."""
+    """Return a function's signature; an empty one for a C function without a readable signature."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -94,7 +94,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def class_faults(made: type, protocol: type) -> list[str]:
-    """Return what a class lacks of a protocol's methods: those missing, of other parameters, or not async alike."""
+    """Return the faults of a class: methods that are missing, or differ in parameters or in being async."""
     faults = []
     methods = inspect.getmembers(protocol, inspect.isfunction)
     for name, wanted in ((n, m) for n, m in methods if not n.startswith("_")):
@@ -104,10 +104,10 @@ def class_faults(made: type, protocol: type) -> list[str]:
             faults.append(f"{shown} is missing")
             continue
         if not callable(method):
-            faults.append(f"{shown} is {_shown(method)}; it has to be a method")
+            faults.append(f"{shown} is {_shown(method)}; it must be a method")
             continue
         if _awaited(method) != _awaited(wanted):
-            faults.append(f"{shown} has to be {'an async' if _awaited(wanted) else 'a plain'} method")
+            faults.append(f"{shown} must be {'an async' if _awaited(wanted) else 'a plain'} method")
         theirs, ours = _signature(method), _signature(wanted)
         if not _replaces(theirs, ours):
             faults.append(f"{shown}{theirs} can't be called as {name}{ours}")
@@ -119,7 +119,7 @@ def _awaited(function: Any) -> bool:
 
 
 def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
-    """Return true when every call that one signature allows is allowed by the other, by position and by name."""
+    """Return true if `theirs` accepts every call that `ours` accepts, by position and by name."""
     every_name = any(p.kind is p.VAR_KEYWORD for p in theirs.parameters.values())
     named = [n for n, p in ours.parameters.items() if n != "self" and p.kind is not p.VAR_KEYWORD]
     positional = [n for n, p in ours.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -135,15 +135,15 @@ def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def object_faults(made: object, protocol: type, name: str) -> list[str]:
-    """Return what an object lacks of a protocol's attributes. Its `name` has to be the plug-in's."""
+    """Return the faults of an object's attributes against a protocol. Its `name` must be that of the plug-in."""
     found = []
     for key, kind in typing.get_type_hints(protocol).items():
         value = getattr(made, key, None)
         kinds = (int, float) if kind is float else kind
         if not isinstance(value, kinds) or (kind is float and isinstance(value, bool)):
-            found.append(f"{type(made).__name__}.{key} is {_shown(value)}; it has to be a {kind.__name__}")
+            found.append(f"{type(made).__name__}.{key} is {_shown(value)}; it must be a {kind.__name__}")
     if not found and getattr(made, "name", name) != name:
-        found.append(f"{type(made).__name__}.name is {_shown(getattr(made, 'name', None))}; it has to be {name!r}")
+        found.append(f"{type(made).__name__}.name is {_shown(getattr(made, 'name', None))}; it must be {name!r}")
     return found
 
 

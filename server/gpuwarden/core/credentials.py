@@ -1,6 +1,6 @@
 """Read credentials and endpoints of services from an environment, so that no client can quote one in an error.
 
-A token that was read from a file often ends in a line break. HTTP clients refuse such a header and quote it whole.
+A token that was read from a file often ends in a line break. HTTP clients reject such a header and quote all of it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _LOGIN = re.compile(r"(?s)^((?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?.*@")
 
 
 def credential(env: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a variable without white space around it, None where it is empty. Raises AuthFailed."""
+    """Return the value of a variable without surrounding white space, None if it is empty. Raises AuthFailed."""
     return sendable(name, env.get(name, "").strip()) or None
 
 
 def sendable(name: str, value: str) -> str:
-    """Return a credential that can be sent in a header. Raises AuthFailed that has its name and not its value."""
+    """Return a credential if it can be sent in a header. Raises AuthFailed, which has its name but not its value."""
     if not value.isascii() or not value.isprintable():
         raise AuthFailed(
-            f"{name} has control characters or characters outside of ASCII, so it can't be sent",
+            f"{name} has control or non-ASCII characters, so it can't be sent",
             f"Set {name} again, without line breaks or quotes around it.",
         )
     return value
 
 
 def without_login(url: str) -> str:
-    """Return an endpoint without white space around it and without a user and password in it."""
+    """Return an endpoint without surrounding white space and without the user and password in it."""
     return _LOGIN.sub(r"\1", url.strip())

@@ -1,4 +1,4 @@
-"""Deadlines that fire by themselves: an instance's platform limit, an account's balance at its burn rate."""
+"""Deadlines outside of gpuwarden's control: an instance's platform limit, an account's balance at its burn rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""Ends beyond this horizon are ignored: prices change before."""
+"""Ends beyond this horizon are ignored, because prices change earlier."""
 
 
 def utc(at: float) -> str:
@@ -22,7 +22,7 @@ def utc(at: float) -> str:
 class Deadline:
     """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
 
-    `after_job`: it can't fire before the time of the job that runs there is over. gpuwarden asks for such ends itself.
+    `after_job`: it can't fire before the time limit of the machine's job. gpuwarden itself requests such deadlines.
     """
 
     at: float
@@ -35,8 +35,8 @@ class Deadline:
 class Funds:
     """One account's balance, observed at `at`.
 
-    `burn` is the known cost per hour in the balance's currency. Where some price is unknown, `whole` is false and the
-    balance ends at that time or earlier. `effect` is what the platform does at the end.
+    `burn` is the known cost per hour in the balance's currency. If a price is unknown, `whole` is false and the balance
+    ends at the computed time or earlier. `effect` is the platform's action when the balance is used up.
     """
 
     platform: str
@@ -48,7 +48,7 @@ class Funds:
 
     @property
     def clock(self) -> Deadline | None:
-        """Return the deadline of the balance; None where its date is unknown or far away, or nothing bills."""
+        """Return the deadline of the balance; None if its date is unknown or far away, or nothing is billed."""
         if isinstance(self.balance, Unknown):
             return None
         left = self.balance.value.amount

@@ -1,7 +1,7 @@
-"""What an engine decides about a job: its queues, its limits, and what was asked of it. Rules read these values.
+"""An engine's queues and limits, and the request for a job, as values that rules read.
 
-An engine is a scheduler that exists already, such as Slurm, Kubernetes or Ray. It decides where and when a job runs.
-A field that the engine did not answer is None, which is never read as "no limit": `UNLIMITED` says that.
+An engine is an existing scheduler, such as Slurm, Kubernetes or Ray. It decides where and when a job runs. A field that
+the engine did not report is None, which is never read as "no limit": `UNLIMITED` means that.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Final, Literal
 from gpuwarden.core.models import Frozen
 
 UNLIMITED: Final = 2**31
-"""A limit that the engine says it does not have."""
+"""The value of a limit that the engine reports as unlimited."""
 
 
 class Queue(Frozen):
-    """One queue of an engine, such as a partition of Slurm. `open` is False where it takes or starts no jobs now.
+    """One queue of an engine, such as a Slurm partition. `open` is False if it accepts or starts no jobs now.
 
-    `preempts` is what happens to its jobs for the sake of others; `gpus` has the GPUs of one machine by type, "" for
-    those whose type the engine does not name. `accounts` and `qos` are those that it admits, None for all; `own_qos` is
-    the QOS whose limits count for all of its jobs.
+    `preempts` is the effect on its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of one
+    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that it admits, None for
+    all; `own_qos` is the QOS whose limits apply to all of its jobs.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Queue(Frozen):
 
 
 class Asked(Frozen):
-    """A job as the engine will get it. "" and None leave it to the engine's default."""
+    """The request for a job, as sent to the engine. "" and None mean the engine's default."""
 
     queue: str = ""
     account: str = ""
@@ -53,10 +53,10 @@ class Asked(Frozen):
     gpu: str = ""
     gpus: int = 0
     tasks: int = 1
-    """How many tasks an array has; 1 for a plain job."""
+    """Number of tasks of an array; 1 for a plain job."""
 
     def of_machine(self, resource: str) -> int:
-        """Return what it asks of each machine, at the least: 0 for what is left to the engine."""
+        """Return the least amount requested of each machine: 0 for a resource left to the engine."""
         kind = resource.removeprefix("gres/gpu").removeprefix(":").lower()
         if resource.startswith("gres/gpu"):
             return self.gpus if kind in ("", self.gpu.lower()) else 0
@@ -64,12 +64,12 @@ class Asked(Frozen):
 
 
 class Ceiling(Frozen):
-    """One limit that an engine's accounting sets on a job, and what counts against it already.
+    """One limit that an engine's accounting sets on a job, and its present usage.
 
-    `kind` is what it limits: jobs in the queue, jobs that run, seconds of one job, a resource of one job or of each of
-    its machines, or minutes of a resource, of one job or over all jobs of `owner`. `resource` is Slurm's word, such as
-    `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for the time of jobs whatever they use. `used` is 0 for the
-    limits of one job.
+    `kind` is the limited quantity: jobs in the queue, running jobs, seconds of one job, a resource of one job or of
+    each of its machines, or minutes of a resource, of one job or over all jobs of `owner`. `resource` is Slurm's word,
+    such as `cpu`, `mem` in MB, `node` or `gres/gpu:a100`, or `wall` for the time of jobs independent of resources.
+    `used` is 0 for the limits of one job.
     """
 
     owner: str
@@ -79,7 +79,7 @@ class Ceiling(Frozen):
     resource: str = ""
 
     def wanted(self, asked: Asked) -> int:
-        """Return what the job takes of it at the least: what a request leaves to the engine counts as 0 or 1."""
+        """Return the least amount that the job takes of it. Values left to the engine count as 0 or 1."""
         if self.kind in ("submitted", "running"):
             return asked.tasks
         if self.kind == "walltime":
@@ -94,20 +94,20 @@ class Ceiling(Frozen):
 
     @property
     def left(self) -> int:
-        """Return what is left of it."""
+        """Return the unused amount."""
         return max(self.most - self.used, 0)
 
     def exceeded(self, asked: Asked) -> bool:
-        """Return whether the job can never start under it. Jobs that run end, and make room for others."""
+        """Return whether the job can never start under it. Running jobs end and make room, so they do not count."""
         return self.wanted(asked) > self.left if self.kind != "running" else self.most == 0
 
 
 class EngineLimits(Frozen):
-    """An engine's answer before a job is sent to it. `accounts` and `qos` are the user's own, None where unknown.
+    """An engine's answer before a job is submitted to it. `accounts` and `qos` are the user's own, None if unknown.
 
-    `ceilings` are the limits of accounting that count for this job. `unread` says why some of what the engine enforces
-    is not known. `refusal` is what the engine itself said to this very job when it was asked to check it and start
-    nothing; it is empty where a ceiling already says that better.
+    `ceilings` are the accounting limits that apply to this job. `unread` is why some limits of the engine are not
+    known. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling already explains
+    it better.
     """
 
     engine: str
@@ -118,14 +118,14 @@ class EngineLimits(Frozen):
     qos: tuple[str, ...] | None = None
     ceilings: tuple[Ceiling, ...] = ()
     max_array: int | None = None
-    """How many tasks an array may have."""
+    """The largest number of tasks of an array."""
     requeue_s: float | None = None
-    """Seconds for which a job that was requeued can't start again."""
+    """Seconds during which a requeued job can't start again."""
     refusal: str = ""
     unread: str = ""
 
     @property
     def queue(self) -> Queue | None:
-        """Return the queue that the job goes to; None where the engine has none of that name, or no default."""
+        """Return the job's queue; None if the engine has no queue of that name, or no default."""
         asked = self.asked.queue
         return next((q for q in self.queues if (q.name == asked if asked else q.default)), None)

@@ -3,23 +3,23 @@
 ```
 WardenError              code, message, next_steps, retry
 ├── Refused              a gate refused; carries the findings
-│   └── NoSandbox        a job would run unconfined on this machine, and no person allowed that
+│   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
 ├── BadRequest           the arguments can't be used as they are
 ├── NotFound             no such job, ticket, profile, file
 ├── Conflict             the state changed: an illegal transition, a used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
-├── NoCapacity           the platform has no capacity for it now
-├── RateLimited          asked too often
+├── NoCapacity           the platform has no capacity for the request now
+├── RateLimited          too many requests
 ├── Unreachable          no response, so nothing is known
 ├── NotSupported         this platform or build can't do that
 ├── BadReply             a response of unknown shape; nothing is concluded from it
 ├── LedgerError          the ledger can't be read or written
 ├── DiskError            another of gpuwarden's files can't be read or written
-└── Internal             a bug; what was done so far is in the ledger
+└── Internal             a bug; completed actions are in the ledger
 ```
 
-A message says what happened and what is known; `next_steps` are values that each interface renders in its own words.
-`retry` is true where the same call may work later without any change.
+A message describes the failure and its cause; `next_steps` are values that each interface renders in its own words.
+`retry` is true if the same call may succeed later without any change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base of all errors: `str(error)` is the message, `next_steps` what to do. A plain sentence is one manual step."""
+    """Base of all errors: `str(error)` is the message, `next_steps` the fix. A plain sentence is one manual step."""
 
     code: ClassVar[str] = "error"
     retry: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """No request that could rent a machine was sent, so this refusal of a create needs no second look."""
+        """No request that could rent a machine was sent, so this refusal of a create needs no second check."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs; `interfaces.results` has the one for replies."""
@@ -75,7 +75,7 @@ class Refused(WardenError):
 
 
 class NoSandbox(Refused):
-    """A job would run on this machine without a sandbox, and no person allowed that."""
+    """A job would run on this machine without a sandbox, and the policy does not allow it."""
 
     code = "no_sandbox"
 
@@ -93,7 +93,7 @@ class NotFound(WardenError):
 
 
 class Conflict(WardenError):
-    """State changed since the caller read it."""
+    """The state changed since the caller read it."""
 
     code = "conflict"
 
@@ -112,7 +112,7 @@ class NoCapacity(WardenError):
 
 
 class RateLimited(WardenError):
-    """Too many requests; `after_s` is how many seconds to wait, where the service says so."""
+    """Too many requests; `after_s` is the number of seconds to wait, None if the service does not give it."""
 
     code = "rate_limited"
     retry = True
@@ -160,19 +160,19 @@ class DiskError(WardenError):
 
 
 class Internal(WardenError):
-    """Unexpected internal error. What was done so far is in the ledger."""
+    """Unexpected internal error. Completed actions are in the ledger."""
 
     code = "internal"
 
     def __init__(self) -> None:
         super().__init__(
-            "something went wrong inside gpuwarden; what was done before is in the ledger",
+            "gpuwarden failed with an internal error; completed actions are in the ledger",
             (do(Action.LIST_INSTANCES), do(Action.RETRY), "GPUWARDEN_DEBUG=1 shows the traceback."),
         )
 
 
 def as_warden_error(error: BaseException) -> WardenError:
-    """Return any exception as a `WardenError`; an unforeseen one is `Internal`."""
+    """Return any exception as a `WardenError`; an unexpected one becomes `Internal`."""
     if isinstance(error, WardenError):
         return error
     return DiskError.of(error) if isinstance(error, OSError) else Internal()

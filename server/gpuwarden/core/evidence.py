@@ -1,10 +1,10 @@
-"""The rule by which evidence becomes a verdict. Standard library only: it is shipped to machines.
+"""The rule by which evidence becomes a verdict. Standard library only, since it is shipped to machines.
 
 - *refuted* needs positive evidence: damage, a contradiction between parts, or a name that is known to run code.
-- *unknown* is everything that is merely not understood; its causes say what would settle it.
-- *proven* is what is left: all was read, and loading it can't call anything outside the allow-list.
+- *unknown* is everything that is merely not understood; its causes name the missing evidence.
+- *proven* is the rest: all was read, and loading it can't call anything outside the allow-list.
 
-A cause is a value. Sentences about it are for people, and no branch reads one.
+A cause is a value. Sentences about it are for readers; no branch depends on them.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, Iterable, List, Tuple  # noqa: UP035  (evaluated on Pyth
 
 
 class Cause(str, Enum):  # noqa: UP042
-    """Causes for which something is not proven, the gravest first. The first five refute."""
+    """Causes why something is not proven, the gravest first. The first five refute."""
 
     __str__ = str.__str__
 
     RUNS_CODE = "runs_code"
     DAMAGE = "damage"
     CONTRADICTION = "contradiction"
-    """Two parts disagree: two readers would see two files, or files of one folder do not belong together."""
+    """Two parts disagree: two readers would read different content, or files of one folder do not belong together."""
     NOT_FINITE = "not_finite"
     NO_RESUME = "no_resume"
-    """It is whole, and what a resume needs is missing or does not fit."""
+    """It is whole, but a part that a resume needs is missing or does not fit."""
 
     NEEDS_CODE = "needs_code"
-    """Loading it calls what is on no list: harmless or not, nothing here can show it."""
+    """Loading it calls code that is on no list, so it can't be shown to be harmless."""
     UNREAD = "unread"
-    """No reader here understands it, or not all of it."""
+    """No reader of this version understands it, or all of it."""
     LIMIT = "limit"
     """It exceeds a limit on time, memory or size."""
     UNSEALED = "unsealed"
-    """No digest of it was recorded that can be compared."""
+    """No digest of it was recorded for comparison."""
     CHANGING = "changing"
     """It was written to while it was read, or could not be opened."""
     NOT_LOADED = "not_loaded"
-    """The library that loads its format is missing or declines it."""
+    """The library that loads its format is missing or rejects it."""
 
     @property
     def refutes(self) -> bool:
@@ -61,7 +61,7 @@ def verdict(causes: Iterable[Cause]) -> str:
 
 
 def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
-    """Return the causes that another machine reports; those that this version does not know are left out."""
+    """Return the causes that another machine reports, without those that this version does not know."""
     by_text = {str(cause): cause for cause in Cause}
     return [by_text[t] for t in texts if isinstance(t, str) and t in by_text]
 
@@ -69,7 +69,7 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 class Evidence:
     """Findings: `problems` refute, `doubts` leave it unknown; `causes` classify both.
 
-    A line that a plug-in adds without a cause counts as the kind's usual one.
+    A line that a plug-in adds without a cause gets the usual cause of its kind.
     """
 
     problems: List[str]  # noqa: UP006
@@ -78,21 +78,21 @@ class Evidence:
     usual = (Cause.DAMAGE, Cause.UNREAD)
 
     def refute(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
-        """Add positive evidence against it."""
+        """Add positive evidence against it. Raises ValueError for a cause that does not refute."""
         if not cause.refutes:
             raise ValueError(f"{cause} is not evidence that refutes")
         self.problems.append(why)
         self.causes.append(cause)
 
     def doubt(self, why: str, cause: Cause = Cause.UNREAD) -> None:
-        """Add something that is not understood or not done."""
+        """Add a doubt: a part that was not understood or not checked. Raises ValueError for a cause that refutes."""
         if cause.refutes:
             raise ValueError(f"{cause} is more than a doubt")
         self.doubts.append(why)
         self.causes.append(cause)
 
     def adopt(self, other: Evidence) -> None:
-        """Add the problems and doubts of another look at the same thing."""
+        """Add the problems and doubts of another check of the same thing."""
         self.problems += other.problems
         self.doubts += other.doubts
         self.causes += other.why
@@ -110,5 +110,5 @@ class Evidence:
 
     @property
     def verdict(self) -> str:
-        """Return the worst of what was found."""
+        """Return the verdict of all findings, which is that of the gravest cause."""
         return verdict(self.why)

@@ -1,7 +1,7 @@
-"""Rosters of fan-outs: cells from a grid or a random search, and machines for them.
+"""Plans of fan-outs: cells from a grid or a random search, and machines for them.
 
-Everything here is pure. A cell is one run with one configuration. Its index is its identity in the roster; the digest
-of its configuration shows that a folder somewhere is this cell's and not another one's.
+Everything here is pure. A cell is one run with one configuration. Its index is its identity in the plan. The digest of
+its configuration shows whether a folder belongs to this cell.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpuwarden.core.models import MAX_CELLS, Cell, Frozen, JobSpec, digest
 
 SEED: Final = "seed"
 QUEUE_START_S: Final = 300
-"""Seconds that a queue of cells has beside the time of its cells: packages are installed once, files are put away."""
+"""Seconds that a queue has in addition to the time of its cells, to install packages once and to store files."""
 
 
 class Search(Frozen):
-    """A search that chooses settings by what earlier cells reached. `space` has `low..high` and `a,b,c`, as text."""
+    """A search that chooses settings by the results of earlier cells. `space` has texts: `low..high` or `a,b,c`."""
 
     space: dict[str, str] = Field(min_length=1, max_length=16)
     trials: int = Field(ge=1, le=MAX_CELLS)
@@ -43,10 +43,10 @@ class Search(Frozen):
         return self
 
 
-class Roster(Frozen):
-    """All cells of a fan-out and its limits. `base` is the job of one cell: its timeout is that of one cell.
+class FanOutPlan(Frozen):
+    """All cells of a fan-out and its limits. `base` is the job of one cell, and its timeout that of one cell.
 
-    Raises ValueError for cells that collide: two with one index, or two that would do the same work.
+    Raises ValueError for cells that collide: two with the same index, or two that would do the same work.
     """
 
     base: JobSpec
@@ -56,18 +56,18 @@ class Roster(Frozen):
     max_cost_usd: float | None = Field(default=None, gt=0, le=1_000_000)
     max_tries: int = Field(default=3, ge=1, le=20)
     weigh: str = ""
-    """The setting whose number a cell's cost grows with; empty where all cells cost the same."""
+    """The numeric setting to which a cell's cost is proportional; empty if all cells cost the same."""
 
     @model_validator(mode="after")
-    def _apart(self) -> Roster:
+    def _apart(self) -> FanOutPlan:
         if self.base.cells or self.base.script is None:
-            raise ValueError("a fan-out runs one script, and its cells are in the roster")
+            raise ValueError("a fan-out needs a script, and its cells belong in the plan, not in the job")
         if self.base.alternatives:
             raise ValueError("a fan-out runs on one platform; leave the alternatives out")
         if not self.cells and self.search is None:
-            raise ValueError("the roster has no cell")
+            raise ValueError("the plan has no cell")
         if [cell.index for cell in self.cells] != list(range(len(self.cells))):
-            raise ValueError("the cells' indices are not 0, 1, 2 ... in this order")
+            raise ValueError("the indices of the cells must be 0, 1, 2 ... in this order")
         if wrong := next((c for c in self.cells if c.config != config_of(self.base, c.settings)), None):
             raise ValueError(f"cell {wrong.index} has the digest of another configuration")
         first: dict[str, int] = {}
@@ -77,22 +77,22 @@ class Roster(Frozen):
             first[cell.config] = cell.index
             weight(cell, self.weigh)
         if self.search and self.weigh:
-            raise ValueError("the cells of a search are taken to cost the same; leave out what they are weighed by")
+            raise ValueError("the cells of a search can't be weighed; leave out the setting to weigh by")
         return self
 
     @property
     def size(self) -> int:
-        """Return how many cells there will be."""
+        """Return the number of cells, including those still to be chosen."""
         return self.search.trials if self.search else len(self.cells)
 
     @property
     def digest(self) -> str:
-        """Return the digest of everything that was asked for."""
+        """Return the digest of the whole request."""
         return digest(self)
 
 
 def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
-    """Return the digest of what decides a cell's result: the program, its arguments, variables, inputs, settings."""
+    """Return the digest of all that determines a cell's result: program, arguments, variables, inputs, settings."""
     program = [base.script, list(base.args), base.env, list(base.inputs)]
     return digest([program, dict(settings)])
 
@@ -106,13 +106,13 @@ def cells_of(base: JobSpec, chosen: Iterable[Mapping[str, str]], first: int = 0)
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, str]]:
-    """Return every combination, the last axis fastest; each once with every seed from 0. Raises ValueError."""
+    """Return every combination, the last axis fastest, each with every seed from 0. Raises ValueError."""
     whole = {**axes, **({SEED: [str(n) for n in range(seeds)]} if seeds else {})}
     if seeds and SEED in axes:
-        raise ValueError("the seed is on the grid and counted as well; leave one of them out")
+        raise ValueError("the seed is both an axis of the grid and a count of seeds; leave one of them out")
     for name, values in whole.items():
         if not values or "" in values:
-            raise ValueError(f"{name} has no value, or an empty one")
+            raise ValueError(f"{name} has no value or an empty value; give at least one value")
         if repeated := next((value for value, count in Counter(values).items() if count > 1), None):
             raise ValueError(f"{name} has the value {repeated} twice, so cells would collide")
     if (count := math.prod(map(len, whole.values()))) > MAX_CELLS:
@@ -120,44 +120,44 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, st
     return [dict(zip(whole, values, strict=True)) for values in product(*whole.values())]
 
 
-def roster_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> Roster:
-    """Return the roster of a job and the settings of its cells. Raises BadRequest for one that can't be."""
+def plan_of(base: JobSpec, chosen: Sequence[Mapping[str, str]], **limits: object) -> FanOutPlan:
+    """Return the plan for a job and the settings of its cells. Raises BadRequest if the plan is invalid."""
     try:
         cells = cells_of(base, chosen)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
-    return build(Roster, {"base": base, "cells": cells, **limits})
+        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+    return build(FanOutPlan, {"base": base, "cells": cells, **limits})
 
 
-def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> Roster:
-    """Return the roster of a grid. Raises BadRequest for one that can't be, or whose cells collide."""
+def gridded(base: JobSpec, axes: Mapping[str, Sequence[str]], seeds: int, **limits: object) -> FanOutPlan:
+    """Return the plan of a grid. Raises BadRequest if the plan is invalid or its cells collide."""
     try:
         chosen = grid(axes, seeds)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
-    return roster_of(base, chosen, **limits)
+        raise BadRequest(f"the plan can't be made: {first_problem(error)}") from error
+    return plan_of(base, chosen, **limits)
 
 
 def first_problem(error: ValueError) -> str:
-    """Return what is wrong, without pydantic's frame."""
+    """Return the first problem, without pydantic's header."""
     return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
 
 
 def bounds(text: str) -> tuple[float, float] | None:
-    """Return the ends of `low..high`; None for a list of choices. Raises ValueError."""
+    """Return the bounds of `low..high`; None for a list of choices. Raises ValueError."""
     low, between, high = text.partition("..")
     if not between:
         return None
     ends = float(low), float(high)
     if not all(map(math.isfinite, ends)) or not 0 < ends[0] < ends[1]:
-        raise ValueError(f"{text} is not a range of positive numbers that grows")
+        raise ValueError(f"{text} is not a range low..high of positive numbers with low below high")
     return ends
 
 
 def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str]]:
-    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. Equal seeds, equal draws.
+    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. Equal seeds give equal draws.
 
-    Raises ValueError where the space does not have so many different settings.
+    Raises ValueError if the space has fewer different settings than `count`.
     """
     choices = {name: text.split(",") for name, text in space.items()}
     ranges = {name: bounds(text) for name, text in space.items()}
@@ -179,7 +179,7 @@ def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str
 
 
 def weight(cell: Cell, weigh: str) -> float:
-    """Return what a cell costs in comparison with others. Raises ValueError for a setting that is not a number."""
+    """Return the relative cost of a cell. Raises ValueError if the setting is not a positive number."""
     if not weigh:
         return 1.0
     value = float(cell.settings[weigh]) if weigh in cell.settings else math.nan
@@ -189,7 +189,7 @@ def weight(cell: Cell, weigh: str) -> float:
 
 
 def pack(cells: Sequence[Cell], machines: int, weigh: str = "") -> list[list[Cell]]:
-    """Return at most `machines` queues of about equal cost: the dearest cell first, each to the lightest queue."""
+    """Return at most `machines` queues of about equal cost: assign the costliest cell first, to the lightest queue."""
     queues: list[tuple[float, list[Cell]]] = [(0.0, []) for _ in range(min(machines, len(cells)))]
     for cell in sorted(cells, key=lambda c: (-weight(c, weigh), c.index)):
         n = min(range(len(queues)), key=lambda n: (queues[n][0], n))
@@ -197,9 +197,9 @@ def pack(cells: Sequence[Cell], machines: int, weigh: str = "") -> list[list[Cel
     return [queue for _, queue in queues]
 
 
-def queue_spec(roster: Roster, cells: Sequence[Cell], name: str) -> JobSpec:
-    """Return the job that runs cells in turn on one machine, as many at a time as it has GPUs."""
-    base = roster.base
+def queue_spec(plan: FanOutPlan, cells: Sequence[Cell], name: str) -> JobSpec:
+    """Return the job that runs cells on one machine, one per GPU at a time."""
+    base = plan.base
     turns = math.ceil(len(cells) / base.gpu_count)
     return base.model_copy(
         update={
@@ -214,17 +214,17 @@ def queue_spec(roster: Roster, cells: Sequence[Cell], name: str) -> JobSpec:
     )
 
 
-def cell_spec(roster: Roster, cell: Cell) -> JobSpec:
-    """Return one cell as a job by itself, as the rules of the submit gate read it."""
-    base = roster.base
+def cell_spec(plan: FanOutPlan, cell: Cell) -> JobSpec:
+    """Return one cell as a separate job, for the rules of the submit gate."""
+    base = plan.base
     env = {**base.env, "GPUWARDEN_CELL": str(cell.index)}
     return base.model_copy(update={"args": (*base.args, *cell.args), "env": env})
 
 
-def representatives(roster: Roster) -> list[Cell]:
-    """Return one cell for each combination of settings that are not numbers: rules see names, not values."""
+def representatives(plan: FanOutPlan) -> list[Cell]:
+    """Return one cell for each combination of non-numeric settings. Rules depend on names, not on numeric values."""
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
     found: dict[tuple[tuple[str, str], ...], Cell] = {}
-    for cell in roster.cells:
+    for cell in plan.cells:
         found.setdefault(tuple((k, v) for k, v in cell.settings.items() if not number.fullmatch(v)), cell)
     return list(found.values())

@@ -1,6 +1,6 @@
-"""Next steps as values: the MCP server renders one as a tool call, the terminal as a command that can be pasted.
+"""Next steps as values: the MCP server renders one as a tool call, the terminal as a command to paste.
 
-Errors carry next steps, and errors are part of the archive that is shipped to machines: it has to run on Python 3.8.
+Errors contain next steps, and errors are part of the archive that is shipped to machines, so this runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Iterable, List, Mapping, Tuple, Union  # noqa: UP035
 
 Scalar = Union[str, int, float, bool, Tuple[str, ...], List[str]]  # noqa: UP006, UP007
-"""A parameter's value. A list is allowed beside a tuple because JSON knows only lists."""
+"""A parameter's value. Lists are allowed in addition to tuples because JSON has only lists."""
 
 
 class Action(str, Enum):  # noqa: UP042
@@ -59,7 +59,7 @@ _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id is that of a fan-out, which stands for all of its jobs."""
+    """Return whether an id is that of a fan-out, which represents all of its jobs."""
     return _FAN_OUT.fullmatch(name) is not None
 
 
@@ -67,8 +67,9 @@ def is_fan_out(name: str) -> bool:
 class NextStep:
     """One thing to do next.
 
-    `purpose` follows the call in its sentence ("to copy what exists"), `alternative` marks a step to take instead of
-    the one before it. The `text` of a MANUAL step is a sentence for a person and names no tool, option or command.
+    `purpose` follows the call in its sentence ("to copy the existing outputs"). `alternative` marks a step to take
+    instead of the one before it. The `text` of a MANUAL step is a sentence for the user; it names no tool, option or
+    command.
     """
 
     action: Action
@@ -77,7 +78,7 @@ class NextStep:
     alternative: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form, without what is empty."""
+        """Return the JSON form, without empty fields."""
         whole = {
             "action": str(self.action),
             "parameters": {k: list(v) if isinstance(v, tuple) else v for k, v in self.parameters.items()},
@@ -88,7 +89,7 @@ class NextStep:
 
 
 Hint = Union[str, NextStep, Iterable[Union[str, NextStep]]]  # noqa: UP007
-"""A hint as callers may give it: a sentence is one MANUAL step."""
+"""The forms of a hint that callers may give; a sentence is one MANUAL step."""
 
 
 def do(action: Action, purpose: str = "", *, alternative: bool = False, **parameters: Scalar) -> NextStep:
@@ -97,7 +98,7 @@ def do(action: Action, purpose: str = "", *, alternative: bool = False, **parame
 
 
 def steps(hint: Hint) -> tuple[NextStep, ...]:
-    """Return next steps from what a caller gave. An empty sentence is no step."""
+    """Return the next steps of a hint, each once. An empty sentence is no step."""
     parts = (hint,) if isinstance(hint, (str, NextStep)) else tuple(hint)
     found: list[NextStep] = []
     for part in parts:
@@ -108,7 +109,7 @@ def steps(hint: Hint) -> tuple[NextStep, ...]:
 
 
 def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
-    """Return next steps from their JSON form; those of an action that this version does not know are left out."""
+    """Return next steps from their JSON form, without those whose action this version does not know."""
     known = (row for row in rows if row.get("action") in set(Action))
     return tuple(
         NextStep(Action(r["action"]), r.get("parameters", {}), r.get("purpose", ""), bool(r.get("alternative")))
@@ -117,7 +118,7 @@ def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
 
 
 def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
-    """Return the steps with the job named in those that are about a job and do not name one."""
+    """Return the steps, with the job's id added to those that are about a job and name none."""
     return tuple(
         NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
         if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)
@@ -127,10 +128,10 @@ def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ..
 
 
 def manual_text(found: Iterable[NextStep]) -> str:
-    """Return the sentences of the MANUAL steps. Every other step needs an interface's own words."""
+    """Return the sentences of the MANUAL steps. Each interface renders the other steps in its own words."""
     return " ".join(str(step.parameters["text"]) for step in found if step.action is Action.MANUAL)
 
 
 def approval(ticket: str | None) -> NextStep:
-    """Return the step in which a person approves a ticket or a receipt."""
+    """Return the step in which the user approves a ticket or a receipt."""
     return do(Action.APPROVE, ticket=ticket or "")

@@ -1,4 +1,4 @@
-"""GPU models: what fits on them and what they can do, and the many names that platforms use for them."""
+"""GPU models: their memory and capabilities, and the many names that platforms use for them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _ALIASES |= {name.removeprefix("rtx"): name for name in GPUS if name.startswith(
 
 
 def gpu_of(name: str | None) -> tuple[Gpu, int] | None:
-    """Return the GPU that a platform's name means, and how many; None for an unknown name.
+    """Return the GPU for a platform's name, and the number of GPUs; None for an unknown name.
 
-    Knows forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
+    Supports forms such as `a100x4`, `8xH100`, `gpu_1x_a10`, `NVIDIA A100-SXM4-80GB`, `RTX_4090` and `t4-small`.
     """
     words = re.findall(r"[a-z0-9]+", (name or "").lower())
     number = 1

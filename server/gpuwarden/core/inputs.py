@@ -17,9 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """Return the model built from loose values. Raises BadRequest that names every field at fault, without repeating
-    its value.
-    """
+    """Return the model built from loose values. Raises BadRequest, which names each invalid field without its value."""
     need_whole(values)
     try:
         return model.model_validate(values)
@@ -31,23 +29,23 @@ def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
     """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
     left = most
     for name, value in values.items():
-        # To write a long text as JSON takes much longer than to refuse it.
+        # Writing a long text as JSON takes much longer than refusing it.
         size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
             if size <= left:
                 size = len(name) + len(json.dumps(value, ensure_ascii=False, default=str).encode())
         except UnicodeEncodeError:
             raise BadRequest(
-                f"{line(name, 80)} has an unpaired surrogate, which no file and no digest can", "Write it again."
+                f"{line(name, 80)} has an unpaired surrogate, which can't be encoded as UTF-8", "Remove it and retry."
             ) from None
         if size > left:
-            told = f"{line(name, 80)} has {size - len(name):,} bytes, and all arguments may have {most:,}"
-            raise BadRequest(f"{told}; nothing was done", "Give less of it; of a log its end.")
+            told = f"{line(name, 80)} has {size - len(name):,} bytes; the limit for all arguments is {most:,}"
+            raise BadRequest(f"{told}; nothing was done", "Shorten it; for a log, give only its end.")
         left -= size
 
 
 def bad_arguments(error: ValidationError) -> BadRequest:
-    """Return a validation error as one sentence; values are not repeated, since they may be secrets."""
+    """Return a validation error as one sentence, without the values, since they may be secrets."""
     parts, fixes = [], []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"

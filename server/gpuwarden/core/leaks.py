@@ -1,8 +1,8 @@
 """Find secrets that are spelled out in a command line, a variable or a script.
 
-Tokens of known shapes are `fence.TOKEN`'s. Here the name beside a value, or the place where it is written, gives it
-away: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. What only refers to a secret, such
-as `$HF_TOKEN` or the path of a key file, is not one.
+`fence.TOKEN` matches tokens of known shapes. This module recognizes a secret by the name beside a value, or by its
+position: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such
+as `$HF_TOKEN` or the path of a key file, is not a secret.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _OWNERS: Final = frozenset({
     "server", "service", "session", "slack", "swanlab", "telegram", "user", "vast", "vastai", "wandb", "webhook",
     "write", "read",
 })  # fmt: skip
-"""Words before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is something else."""
+"""Words before `key` or `token` in the name of a secret. A `pad_token` or a `sort_key` is not a secret."""
 
 _IDENTITIES: Final = frozenset({"cache", "hash", "content", "dedup", "row", "commit", "data", "primary"})
-"""Words before `key` where a random value is expected and is not a secret."""
+"""Words before `key` in names whose value is random but not a secret."""
 
 _REFERENCE: Final = re.compile(
     r"""(?xi)
@@ -44,7 +44,7 @@ _WORD: Final = re.compile(r"[^\s\"']+|\"[^\"]*\"|'[^']*'")
 _NAME: Final = r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{0,80})"
 _ASSIGNED: Final = re.compile(_NAME + r"""["']?\s?(?:=|:\s)\s?["']?(?P<value>[^\s"',;}&]+)""")
 _LITERAL: Final = re.compile(_NAME + r"""["']?\]?\s?[=:]\s?[rb]?["'](?P<value>[^\s"']{8,200})["']""")
-# After a header's name in quotes, a value without them is an expression of code.
+# After a header's name in quotes, a value without quotes is an expression of code.
 _IS: Final = r"""(?: ["'] \s?[:=]\s? ["'] | \s?[:=]\s? ["']? )"""
 _HEADER: Final = re.compile(
     rf"""(?xi)\b(?: (?:proxy-)? auth(?:orization)? {_IS} (?:bearer|basic|token|apikey) \s{{1,4}}
@@ -67,16 +67,16 @@ _QUERY: Final = re.compile(
 
 
 def forms_of(value: str) -> Iterator[str]:
-    """Yield a secret as it is, in hexadecimal, and in base64 wherever in an encoded text it begins."""
+    """Yield a secret in plain text, in hexadecimal, and in base64 for each offset in an encoded text."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield raw.hex()
-    for before, skipped in enumerate((0, 2, 3)):  # the characters that also depend on what is before it
+    for before, skipped in enumerate((0, 2, 3)):  # skip the characters that also depend on the bytes before it
         yield base64.b64encode(bytes(before) + raw).decode()[skipped : (before + len(raw)) * 8 // 6]
 
 
 def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the positions in an argument list that spell a secret out, each with what it looks like."""
+    """Yield each position in an argument list that spells out a secret, with a description of the secret."""
     parts = [(n, part.strip("\"'")) for n, word in enumerate(words) for part in (word, *_WORD.findall(word)) if part]
     for (_, flag), (at, value) in pairwise(parts):
         if flag.startswith("-") and "=" not in flag and " " not in flag and secret_value(flag, value):
@@ -94,7 +94,7 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def spelled_in(text: str) -> Iterator[str]:
-    """Yield what a command's word or a variable's value spells out."""
+    """Yield a description of each secret that a command's word or a variable's value spells out."""
     for found in _ASSIGNED.finditer(text):
         if secret_value(found["name"], found["value"]):
             yield f"the value of {found['name'][:40]}"
@@ -102,7 +102,7 @@ def spelled_in(text: str) -> Iterator[str]:
 
 
 def spelled_in_script(text: str) -> Iterator[str]:
-    """Yield what a script spells out. Code assigns much to such names, so only what looks random counts there."""
+    """Yield a description of each secret that a script spells out. Only random-looking values count in code."""
     for found in _LITERAL.finditer(text):
         if secret_value(found["name"], found["value"]) and _RANDOM.search(found["value"]):
             yield f"the value of {found['name'][:40]}"
@@ -110,7 +110,7 @@ def spelled_in_script(text: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Yield what a text's headers and addresses spell out."""
+    """Yield a description of each secret in a text's headers and addresses."""
     if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
         yield "an authorization header"
     for found in _URL.finditer(text):
@@ -127,8 +127,8 @@ def _marked(text: str) -> Iterator[str]:
 
 
 def _taken(words: set[str], before: str, value: str) -> str:
-    """Return which secret of a program a word is; empty for none."""
-    if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # that one is a port of ssh
+    """Return a description of the secret that a program takes in this word; empty for none."""
+    if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # `-p` of ssh is a port
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
         return "a user and a password" if _user_and_password(value) else ""
@@ -145,7 +145,7 @@ def _user_and_password(value: str) -> bool:
 
 
 def secret_value(name: str, value: str) -> bool:
-    """Return whether a name says that its value is a secret, and the value is one rather than a reference to one."""
+    """Return whether a name is that of a secret, and its value is a secret rather than a reference to one."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-").rsplit(".", 1)[-1]).lower()
     parts = [p for p in re.split(r"[_-]+", snake) if p]
     if not parts or not _is_value(value):
@@ -163,6 +163,6 @@ def secret_value(name: str, value: str) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Return whether a text is a value, and not a placeholder, a switch, a variable's name or a path."""
+    """Return whether a text is a value, not a placeholder, a switch, a variable's name or a path."""
     value = value[:500].strip("\"'")
     return bool(value) and not _REFERENCE.fullmatch(value) and not _VARIABLE.fullmatch(value)

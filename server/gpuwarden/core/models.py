@@ -37,7 +37,7 @@ MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
 MAX_INPUTS = 64
 MAX_INPUT_BYTES = 64 << 20
-"""Of all inputs of a job together."""
+"""The limit for all inputs of a job together."""
 MAX_OPTIONS = 8_192
 MAX_CELLS = 1_000
 MAX_ALTERNATIVES = 7
@@ -55,10 +55,10 @@ class Frozen(BaseModel):
 
 
 class WithOptions(Frozen):
-    """A model with options of one platform. What came later is not written where it is empty, as in older ledgers."""
+    """A model with options of one platform. Newer fields are omitted if they are empty, as in older ledgers."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
-    """Options that only this platform has; its backend checks them against its own model."""
+    """Options of this platform only; the backend validates them against its own model."""
 
     @model_serializer(mode="wrap")
     def _plain(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -79,7 +79,7 @@ class Known(Generic[T]):
 
 @dataclass(frozen=True)
 class Unknown:
-    """No answer that can be relied on, and why. It never reads as safe, empty or zero."""
+    """No reliable answer, and why. It is never treated as safe, empty or zero."""
 
     why: str
 
@@ -110,19 +110,22 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
 def clean_path(text: str) -> str:
-    """Return a normal POSIX path, or ValueError: no `..`, no control characters, not empty, not the root."""
+    """Return a normalized POSIX path.
+
+    Raises ValueError for `..`, a control character, a backslash, an empty path or the root.
+    """
     if not text or _CONTROL.search(text) or "\\" in text:
         raise ValueError(f"{text!r} is not a valid path: empty, a backslash or a control character")
     path = PurePosixPath(text)
     if ".." in path.parts:
-        raise ValueError(f"{text!r} leaves its folder with '..'")
+        raise ValueError(f"{text!r} leaves its folder with '..'; use a path without it")
     if str(path) in {".", "/"}:
-        raise ValueError(f"{text!r} names a whole root; name the folder or file inside it")
+        raise ValueError(f"{text!r} is a whole root; name a folder or file inside it")
     return str(path)
 
 
 class Cell(Frozen):
-    """One run of a fan-out: its place in the roster, its settings, and the digest of everything that it runs with."""
+    """One run of a fan-out: its index in the plan, its settings, and the digest of its whole configuration."""
 
     index: int = Field(ge=0, lt=MAX_CELLS)
     settings: dict[SettingName, str] = Field(default_factory=dict, max_length=32)
@@ -143,7 +146,7 @@ class Cell(Frozen):
 
     @property
     def folder(self) -> str:
-        """Return the folder that the cell runs in and that nobody else writes to, below the working folder."""
+        """Return the cell's own folder, relative to the working folder. No other cell writes to it."""
         return f"{CELLS}/{self.index:05d}"
 
 
@@ -171,12 +174,12 @@ class JobSpec(WithOptions):
     max_restarts: int = Field(default=3, ge=0, le=100)
     project: str = ""
     artifact_store: str = Field(default="", max_length=1_000, validation_alias=AliasChoices("artifact_store", "keep"))
-    """The address of the store that the runner uploads outputs to, `keep` in older ledgers."""
+    """The address of the store to which the runner uploads outputs; called `keep` in older ledgers."""
     cells: tuple[Cell, ...] = Field(default=(), max_length=MAX_CELLS)
-    """The cells of a fan-out that this machine runs in turn, as many at a time as it has GPUs."""
+    """The cells of a fan-out that this machine runs, one per GPU at a time."""
     cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
-    """Where the job may run as well, in order, as `PLATFORM` or `PLATFORM:GPU`: each after no capacity before it."""
+    """Other places for the job, in order, as `PLATFORM` or `PLATFORM:GPU`; each is used if those before it are full."""
 
     @field_validator("artifact_store")
     @classmethod
@@ -201,7 +204,7 @@ class JobSpec(WithOptions):
     @classmethod
     def _placed(cls, text: str) -> str:
         if _PLATFORM.fullmatch(text) is None:
-            raise ValueError("no platform has such a name; names look like runpod, ssh/box and rehearsal/runpod")
+            raise ValueError("the platform's name is not valid; names look like runpod, ssh/box and rehearsal/runpod")
         return text
 
     @field_validator("alternatives")
@@ -236,7 +239,7 @@ class JobSpec(WithOptions):
     @classmethod
     def _inputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         if any(p.startswith("/") for p in paths):
-            raise ValueError("an input is absolute; name files and folders below the working directory")
+            raise ValueError("an input has an absolute path; name files and folders below the working directory")
         return tuple(dict.fromkeys(clean_path(p) for p in paths))
 
     @field_validator("command", "args")
@@ -269,23 +272,23 @@ class JobSpec(WithOptions):
         if self.args and self.script is None:
             raise ValueError("args belong to a script; put a command's arguments into command")
         if self.cells and self.script is None:
-            raise ValueError("the cells of a fan-out run a script")
+            raise ValueError("the cells of a fan-out need a script; give script, not command")
         both = set(self.env) & set(self.secrets)
         if both:
-            raise ValueError(f"{', '.join(sorted(both))} is in env and in secrets; keep it in secrets only")
+            raise ValueError(f"{', '.join(sorted(both))} is in both env and secrets; keep it in secrets only")
         places = [(choice.platform, choice.gpu) for choice in self.choices]
         if len(set(places)) != len(places):
-            raise ValueError("an alternative names a platform and GPU that the list has already")
+            raise ValueError("an alternative repeats a platform and GPU of the list; name each combination once")
         if len({platform.startswith("rehearsal/") for platform, _ in places}) > 1:
-            raise ValueError("alternatives mix simulated platforms with real ones")
+            raise ValueError("alternatives mix simulated and real platforms; use only one kind")
         taken = [path for path in self.outputs if self.artifact_store and StoreAddress.reserved(path)]
         if taken:
-            raise ValueError(f"an artifact store has files of its own at {taken[0]}; give that output another name")
+            raise ValueError(f"the artifact store reserves the path {taken[0]}; give that output another name")
         return self
 
     @property
     def choices(self) -> tuple[JobSpec, ...]:
-        """Return the job on each platform where it may run, in order: its own first, then the alternatives."""
+        """Return the job for each platform that it may use, in order: its own first, then the alternatives."""
         places = (text.partition(":") for text in self.alternatives)
         there = (self.at(platform, gpu or self.gpu) for platform, _, gpu in places)
         return (self.at(self.platform, self.gpu), *there)
@@ -296,7 +299,7 @@ class JobSpec(WithOptions):
 
     @property
     def digest(self) -> str:
-        """Return digest of everything that was asked for."""
+        """Return the digest of the whole request."""
         return digest(self)
 
 
@@ -304,7 +307,7 @@ class JobSpec(WithOptions):
 
 
 class SelfStop(Frozen):
-    """How a machine stops itself: a command there, or a request with the key that the variable `key` has there."""
+    """The way a machine stops itself: by a local command, or by a request with the key in its variable `key`."""
 
     command: tuple[str, ...] = ()
     method: str = ""
@@ -314,11 +317,11 @@ class SelfStop(Frozen):
 
 
 class Park(Frozen):
-    """What the runner of a job may do with its own machine: stop it after so many seconds in which nobody came.
+    """The self-stop of a machine: its runner stops it if it is not contacted for `after_s` seconds.
 
-    They count from the job's end, or from `deadline_s` after the launch. The machine can do so as `by` says, while none
-    of the `outputs` is in memory; a rehearsal's files are on whatever disk the test has, so it names none. `clock` is
-    the file of a rehearsal's clock, whose hours may be set forward; a real machine counts its own seconds.
+    The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the way to stop. The machine
+    is not stopped while one of the `outputs` is in memory; a rehearsal names none, since its files are on the disk of
+    the test. `clock` is the file of a rehearsal's clock, which can be set forward; a real machine uses its own clock.
     """
 
     after_s: float = Field(gt=0)
@@ -329,7 +332,7 @@ class Park(Frozen):
 
     @property
     def order(self) -> dict[str, object]:
-        """Return the order as the runner takes it."""
+        """Return the order in the runner's format."""
         request = {"method": self.by.method, "url": self.by.url, "body": self.by.body, "key": self.by.key}
         how = {"command": list(self.by.command)} if self.by.command else {"request": request}
         rest = {"clock": self.clock} if self.clock else {}
@@ -337,13 +340,13 @@ class Park(Frozen):
 
 
 class Place(Frozen):
-    """Where a backend runs a job: an address, and the folder that run folders go into.
+    """Where a backend runs a job: an address, and the parent folder of run folders.
 
-    `root` is put before every absolute path of the machine: empty on a real machine, the instance's folder in
-    a rehearsal, whose volumes are elsewhere: `mounts` maps a path on the machine to the volume's folder. `env` is
-    what the platform sets for every process. `host_key` is the public key (`type base64`) that the machine showed at
-    first contact and must show from then on; None before that. `self_stop` is the command by which a rehearsal's
-    machine stops itself, `park` what a job's runner was told about that at the launch.
+    `root` is the prefix of every absolute path of the machine: empty on a real machine, the instance's folder in a
+    rehearsal. `mounts` maps a path on the machine to a rehearsal's folder for that volume. `env` are the variables that
+    the platform sets for every process. `host_key` is the public key (`type base64`) of the machine's first contact,
+    which it must present from then on; None before that. `self_stop` is the command by which a rehearsal's machine
+    stops itself, `park` the order about self-stop that the job's runner got at the launch.
     """
 
     platform: str
@@ -366,14 +369,14 @@ class Place(Frozen):
 
     @property
     def mapping(self) -> dict[str, object]:
-        """Return the mapping of the machine's absolute paths, as the runner takes it."""
+        """Return the mapping of the machine's absolute paths, in the runner's format."""
         return {"root": self.root, "mounts": self.mounts}
 
 
 class Supervisor(Frozen):
-    """Identity of the process that watches a job, as it reported it at the launch. A later process differs in one.
+    """Identity of a job's supervisor process, as reported at the launch. Any other process differs in some field.
 
-    `machine` changes with every start of the machine; empty where that can't be read.
+    `machine` changes with every start of the machine; empty if it can't be read.
     """
 
     pid: int
@@ -383,9 +386,9 @@ class Supervisor(Frozen):
 
 
 class Handle(Frozen):
-    """The key by which a backend finds a job again. `run_dir` is the real path, `root` included.
+    """The key by which a backend finds a job again. `run_dir` is the real path, including `root`.
 
-    `declared` are the outputs that were declared after the launch; the job's record has them, not the handle's event.
+    `declared` are outputs declared after the launch; they are stored in the job's record, not in the handle's event.
     """
 
     backend: str
@@ -397,7 +400,7 @@ class Handle(Frozen):
 
 
 class InstanceState(StrEnum):
-    """A provider's states, normalized. UNCLEAR: it is listed, and the rest of its row can't be read."""
+    """A provider's states, normalized. UNCLEAR: the instance is listed, but the rest of its row can't be read."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -411,12 +414,12 @@ class InstanceState(StrEnum):
 
 
 class Instance(Frozen):
-    """A provider's view of one machine. `meter` answers "does compute bill now?"; None counts as yes.
+    """A provider's view of one machine. `meter` is whether compute is billed now; None counts as yes.
 
-    `cost_usd` is its cost so far by the provider's own bill, None where it does not say. `running_since` is when it was
-    last started, in seconds since the epoch, where the platform reports that.
-    `stopped_usd_per_hour` is what keeps billing in its present state when compute does not. `ends_at` is when the
-    platform will stop or end it by itself, in seconds since the epoch, where the platform reports it.
+    `cost_usd` is the cost so far on the provider's own bill. `running_since` is the time of the last start and
+    `ends_at` the time when the platform will stop or end the machine by itself, both in seconds since the epoch. All
+    three are None if the platform does not report them. `stopped_usd_per_hour` is the price that remains in the present
+    state when compute is not billed, such as that of storage.
     """
 
     id: str
@@ -434,9 +437,9 @@ class Instance(Frozen):
 
 
 class Account(Frozen):
-    """The account that rented an instance, as salted digests: of its key, and of its id where the platform names it.
+    """The account that rented an instance, as salted digests of its key and, if the platform reports it, its id.
 
-    Nothing in it can be turned back into the key. A replaced key of the same account is recognized by `id` only.
+    The key can't be recovered from it. A replaced key of the same account is recognized by `id` only.
     """
 
     salt: str
@@ -447,7 +450,7 @@ class Account(Frozen):
 class Resources(WithOptions):
     """The request for an instance.
 
-    `deadline_s` is how long the machine is wanted at most; it is passed on to a platform that supports deadlines.
+    `deadline_s` is the longest time that the machine is needed; it is passed on to a platform that supports deadlines.
     """
 
     gpu: str | None = None
@@ -460,9 +463,9 @@ class Resources(WithOptions):
 
 
 class Quote(Frozen):
-    """The price of a request. `price_usd_per_hour` None: the provider named none, so it is unknown.
+    """The price of a request. `price_usd_per_hour` is None if the provider named no price.
 
-    `storage_usd_per_hour` is what the storage that outlives the machine costs, where the provider says so.
+    `storage_usd_per_hour` is the price of storage that outlives the machine, if the provider reports it.
     """
 
     platform: str
@@ -474,7 +477,7 @@ class Quote(Frozen):
 
 
 class Choice(Frozen):
-    """One entry of a job's list of platforms, with what it was to cost when it was checked, in US dollars."""
+    """One entry of a job's list of platforms, with its costs at the time of the check, in US dollars."""
 
     platform: str
     gpu: str | None = None
@@ -483,7 +486,7 @@ class Choice(Frozen):
 
 
 class Balance(Frozen):
-    """An account's balance in its own currency. `per_hour` is its present spending as the platform reports it."""
+    """An account's balance in its own currency. `per_hour` is its present spending, as reported by the platform."""
 
     amount: float
     currency: str = "USD"
@@ -491,7 +494,7 @@ class Balance(Frozen):
 
 
 class Beat(Frozen):
-    """One heartbeat of a machine; None where it can't be read."""
+    """One heartbeat of a machine; a value that can't be read is None."""
 
     gpu_util: float | None = None
     gpu_mem_used: int | None = None
@@ -502,11 +505,11 @@ class Beat(Frozen):
     inodes_free: int | None = None
     inodes_total: int | None = None
     oom_kills: int | None = None
-    """How often the kernel killed for memory in the job's control group since the job began."""
+    """Number of out-of-memory kills in the job's control group since the job began."""
 
 
 class RunnerAlert(Frozen):
-    """An alert of the runner. `subject` is what it is about, such as a metric's name; `step` the last step then."""
+    """An alert of the runner. `subject` is its subject, such as a metric's name; `step` the last step at that time."""
 
     kind: str
     text: str
@@ -518,10 +521,10 @@ class RunnerAlert(Frozen):
 
 
 class Allocation(Frozen):
-    """What an engine says of its job: its own id, where it runs, and what it used. Times are seconds since the epoch.
+    """An engine's report on its job: id, place and usage. Times are seconds since the epoch.
 
-    `id` is the engine's and may be given to another job later; gpuwarden knows a job by its token. `why` is the
-    engine's reason to let a job wait. `ends_at` is when the engine ends it at its latest.
+    `id` is the engine's own, which it may reuse for another job later; gpuwarden identifies a job by its token. `why`
+    is the engine's reason to keep a job waiting. `ends_at` is the latest time at which the engine ends it.
     """
 
     engine: str
@@ -540,13 +543,12 @@ class Allocation(Frozen):
 class Observation(Frozen):
     """The job's state, and separately whether the meter runs (None counts as running).
 
-    `reason` is the code of what the state is based on, `why` its sentence, which may quote the job. `stale` is true
-    when the last heartbeat is too old.
-    `source` is where the step is from: metrics, output or files; `curve` is the loss by step in a few points, and
-    `eta_at` when the last step is reached at the present pace, in seconds since the epoch.
-    `signal` is the one that ended the job, which then has no exit code. `machine` is another text after each start of
-    the machine, where the machine reports one; `lost` means that it answered and has nothing of the job's status.
-    `upload` is why the upload to the job's artifact store fails now.
+    `reason` is the code for the state, `why` its sentence, which may quote the job. `stale` is true if the last
+    heartbeat is too old. `source` is the origin of the step: metrics, output or files. `curve` is the loss by step in a
+    few points. `eta_at` is when the last step is reached at the present pace, in seconds since the epoch. `signal` is
+    the signal that ended the job, which then has no exit code. `machine` changes with each start of the machine, if the
+    machine reports it. `lost` means that the machine answered but has no status of the job. `upload` is why the upload
+    to the job's artifact store fails now.
     """
 
     state: Job
@@ -574,7 +576,7 @@ class Observation(Frozen):
     lost: bool = False
     upload: str = ""
     allocation: Allocation | None = None
-    """What the engine that runs the job says of it; None where no engine does."""
+    """The report of the engine that runs the job; None without an engine."""
 
 
 class StopResult(StrEnum):
@@ -586,7 +588,7 @@ class StopResult(StrEnum):
 
 
 class LogChunk(Frozen):
-    """A piece of a log. `next` is the cursor to go on from; `size` the log's size when it was read."""
+    """A piece of a log. `next` is the cursor for the next read; `size` the log's size when it was read."""
 
     text: str
     next: int
@@ -606,7 +608,7 @@ class LogChunk(Frozen):
 
 
 class SealLine(Frozen):
-    """A machine's seal-log entry for one file as it is now; `mac` proves who wrote it."""
+    """A machine's seal-log entry for the present state of one file; `mac` authenticates its writer."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sealed_at: float = Field(ge=0, lt=1e12)
@@ -618,7 +620,7 @@ class SealLine(Frozen):
 class Artifact(Frozen):
     """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
 
-    `mtime_ns` is what programs may set; `ctime_ns` moves with every change of the file and can't be set back.
+    Programs may set `mtime_ns`. `ctime_ns` moves with every change of the file and can't be set back.
     """
 
     path: str
@@ -626,8 +628,8 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when the sealer took that digest, if it was right after the save
-    seal: SealLine | None = None  # the machine's own claim about that; anybody there may have written it
+    sealed_at: float | None = None  # when the sealer took that digest, if it did so right after the save
+    seal: SealLine | None = None  # the machine's own claim about that; any process there may have written it
     xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
     crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
     part_size: int | None = None  # of an upload in parts, for a file of more than one
@@ -635,12 +637,12 @@ class Artifact(Frozen):
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """Return a cheap key that stays equal while a file of the same machine is unchanged since it was hashed."""
+        """Return a cheap key that is equal for a file of the same machine until the file changes."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
 class InputFile(Frozen):
-    """One file that goes with a job. `path` is relative: to the working directory here, to the working folder there."""
+    """One input of a job. `path` is relative to the working directory here and to the working folder there."""
 
     path: str
     size: int = Field(ge=0)
@@ -648,7 +650,7 @@ class InputFile(Frozen):
 
 
 class Printed(Frozen):
-    """What a command printed on a machine. Without an exit code, `why` is `missing`, `refused` or `timeout`."""
+    """The output of a command on a machine. Without an exit code, `why` is `missing`, `refused` or `timeout`."""
 
     exit: int | None = None
     text: str = ""
@@ -656,17 +658,17 @@ class Printed(Frozen):
 
 
 class SpoolPiece(Frozen):
-    """Whole lines of a spool file, and the byte offset to read on from."""
+    """Whole lines of a spool file, and the byte offset of the next read."""
 
     text: str
     next: int = Field(ge=0)
 
 
 class Manifest(Frozen):
-    """Roster of a job's artifacts, as seen on the machine.
+    """Manifest of a job's artifacts on the machine.
 
-    `missing` are declared outputs that do not exist; `skipped` says, a line each, what exists and can't be copied and
-    verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
+    `missing` are declared outputs that do not exist. `skipped` has a line for each existing path that can't be copied
+    and verified as a file (links that leave their folder, devices, names that are not UTF-8, files that kept changing).
     """
 
     taken_at: float
@@ -676,19 +678,19 @@ class Manifest(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the roster: paths, sizes and digests, not times."""
+        """Return the digest of paths, sizes and digests, without times."""
         return digest([[f.path, f.size, f.sha256] for f in sorted(self.files, key=lambda f: f.path)])
 
     @property
     def bytes(self) -> int:
-        """Return size of all files together."""
+        """Return the size of all files together."""
         return sum(f.size for f in self.files)
 
 
 class Disclosure(Frozen):
-    """Other content of a machine: processes that belong to none of our jobs, files that nobody declared.
+    """Other content of a machine: processes of no gpuwarden job, and files that no job declared.
 
-    `complete` is false when a limit was reached or something could not be looked at: there may be more.
+    `complete` is false if a limit was reached or something could not be read, so there may be more.
     """
 
     processes: tuple[str, ...] = ()
@@ -716,8 +718,8 @@ class Level(StrEnum):
 class FileEvidence(Frozen):
     """The findings in one file. `proved` and `unproved` name facts in plain words.
 
-    `problems` refute it, `doubts` leave it unknown, `warnings` change nothing. `sealed`: its bytes equal a digest
-    that was recorded earlier.
+    `problems` refute the file, `doubts` leave it unknown, `warnings` do not affect the verdict. `sealed` is true if its
+    bytes equal a digest that was recorded earlier.
     """
 
     path: str
@@ -734,7 +736,7 @@ class FileEvidence(Frozen):
 
 
 class CheckpointEvidence(Frozen):
-    """The findings in one checkpoint folder. `resume` lists what prevents resuming from it.
+    """The findings in one checkpoint folder. `resume` lists the obstacles to resuming from it.
 
     `path` is relative to the verified path, "." for that path itself.
     """
@@ -752,12 +754,12 @@ class CheckpointEvidence(Frozen):
 
 
 class Report(Frozen):
-    """The answer of a verification: a verdict, the evidence per file, and what was not checked.
+    """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
-    whole checkpoint, None and "" where there is none. `unread` are files of no known format that match a recorded
-    digest; `aside` are broken pictures, tables and logs that equal one, so they were
-    saved like that, and are part of no checkpoint. `readable` is the verdict on everything else.
+    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest whole
+    checkpoint, None and "" without one. `unread` are files of no known format that match a recorded digest. `aside` are
+    broken pictures, tables and logs that match one, so they were saved like that, and belong to no checkpoint.
+    `readable` is the verdict on everything else.
     """
 
     path: str
@@ -777,15 +779,15 @@ class Report(Frozen):
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
     causes: tuple[Cause, ...] = ()
-    """Causes for which it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
+    """Causes why it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
     job: str = ""
-    """The id of the job whose outputs they are, "" for a path."""
+    """The id of the job that wrote the outputs, "" for a path."""
     claimed: bool = False
-    """The machine looked at its own files; no copy was verified."""
+    """Whether the machine checked its own files, so that no copy was verified."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why something is not proven, at every level: the whole, a checkpoint or a file."""
+        """Return all problems and doubts: of the whole, of its checkpoints and of its files."""
         parts = [("", self.problems + self.doubts)]
         parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
         parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]

@@ -1,4 +1,4 @@
-"""Format money for a person or a model: US dollars, `$12.50`, `$0.0031`, `$2.49/h`."""
+"""Format money for users and models: US dollars, `$12.50`, `$0.0031`, `$2.49/h`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""A meter's first minutes cost fractions of a cent; a smaller amount is written as `<$0.0001`."""
+"""The first minutes of billing cost fractions of a cent; a smaller amount is written as `<$0.0001`."""
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
-    """Return an amount, rounded to the cent, below a dollar as exact as it is; `unknown` is never shown as zero."""
+    """Return an amount, rounded to the cent, or to 4 decimal places below a dollar; None is `unknown`, never zero."""
     if estimated and amount is not None:
         return f"about {usd(amount)}"
     if amount is None:
@@ -23,25 +23,25 @@ def usd(amount: float | None, estimated: bool = False) -> str:
 
 
 def usd_per_hour(price: float | None) -> str:
-    """Return a price by the hour."""
+    """Return a price per hour."""
     return "unknown" if price is None else f"{usd(price)}/h"
 
 
 def at_most(worst: float | None, ordered: str | None = None) -> str:
-    """Format a job's worst-case cost with what it covers: a timeout bounds the job, only its end bounds the machine.
+    """Format a job's worst-case cost and its scope: a timeout limits the job; only a teardown limits the machine.
 
-    `ordered` is the verb of automatic teardown, under which no approval is waited for once everything is proven.
+    `ordered` is the verb of automatic teardown, which needs no approval once all outputs are proven.
     """
-    end = f"everything is proven and automatic teardown {ordered}s it" if ordered else "you approve its end"
-    return f"at most {usd(worst)} for the job; the machine bills until {end}"
+    end = f"all outputs are proven and automatic teardown {ordered}s it" if ordered else "you approve its end"
+    return f"at most {usd(worst)} for the job; the machine is billed until {end}"
 
 
 def bills_on(names: Sequence[str], price: float | None) -> str:
-    """Format what bills on after a machine's end, and how much; empty where nothing does."""
+    """Format the storage that is billed after a machine's end, with its price; empty without any."""
     if not names:
         return ""
     amount = "at a price that the platform does not report" if price is None else usd_per_hour(price)
-    return f"{' and '.join(names)} bills on after the machine's end, {amount}, until you delete it"
+    return f"{' and '.join(names)} is billed after the machine's end, {amount}, until you delete it"
 
 
 def money(amount: float, currency: str) -> str:

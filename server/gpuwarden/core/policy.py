@@ -1,8 +1,7 @@
 """The user's policy: one TOML file, read into this model. Every field has a default that spends nothing.
 
-An environment variable may make a value stricter, never looser: whoever starts a process sets its variables, and that
-may be an agent. The marker beside a field says which of two values is the stricter one. A field without a marker comes
-from the file only.
+An environment variable may make a value stricter, never looser, because the process that sets it may be an agent. The
+marker of a field defines which of two values is stricter. A field without a marker is read from the file only.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from gpuwarden.core.store_address import StoreAddress, StorePattern
 
 Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
 """The channel of an approval. `elicitation` is weak: a client's form, which a script can answer. `rehearsal` is a flag
-instead of a person, which only simulated machines accept.
+without a user, which only simulated machines accept.
 """
 WEAK: Final = frozenset({"elicitation"})
 
 
 @dataclass(frozen=True)
 class ByVariable:
-    """The marker of a field that a variable may set: `fits(filed, asked)` is true when `asked` is no looser."""
+    """The marker of a field that a variable may set: `fits(filed, asked)` is true if `asked` is not looser."""
 
     fits: Callable[[Any, Any], bool]
     may: str
-    """The verb for a message: a variable may only `may` this field."""
+    """The verb for a message, such as `lower`: the only change that a variable may make."""
 
 
 def covered(asked: Iterable[str], filed: Iterable[str]) -> bool:
     """Return whether every name that a pattern of `asked` matches is matched by a pattern of `filed`.
 
-    False where that can't be shown: `a*b` is inside `a*`, but not inside `*b`.
+    Return False if that can't be shown: `a*b` is inside `a*`, but not inside `*b`.
     """
     return all(any(_inside(pattern, wider) for wider in filed) for pattern in asked)
 
@@ -67,7 +66,7 @@ Usd = Annotated[float, Field(ge=0, le=1_000_000), LOWER]
 
 
 class Caps(Frozen):
-    """Spending that needs no question, in US dollars. Above a cap a person is asked. 0 asks every time."""
+    """Spending without approval, in US dollars. Above a cap, the user must approve; 0 requires approval every time."""
 
     per_job_usd: Usd = 0.0
     per_day_usd: Usd = 0.0
@@ -75,7 +74,7 @@ class Caps(Frozen):
 
 
 class Approval(Frozen):
-    """How a person approves. `pin_hash` is made by `gpuwarden approve --set-pin`; the PIN itself is stored nowhere."""
+    """How the user approves. `gpuwarden approve --set-pin` writes `pin_hash`; the PIN itself is not stored."""
 
     channels: Annotated[tuple[Channel, ...], FEWER] = ("terminal", "page")
     pin_hash: str | None = None
@@ -85,18 +84,18 @@ class Approval(Frozen):
     @classmethod
     def _shape(cls, text: str | None) -> str | None:
         if text is not None and _parse_pin(text) is None:
-            raise ValueError("pin_hash has not the form that choosing a PIN makes")
+            raise ValueError("pin_hash has an invalid form; set the PIN again with gpuwarden approve --set-pin")
         return text
 
 
 def _guarded(url: str | None) -> str | None:
-    """Return an address to which this machine's data may go. Raises ValueError."""
+    """Return an address to which this machine may send data. Raises ValueError."""
     if not url:
         return None
     parts = urlsplit(url)
     local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
     if not parts.hostname or parts.username or parts.scheme not in ({"http", "https"} if local else {"https"}):
-        raise ValueError("give an https address without a user name; http is for this machine only")
+        raise ValueError("the address must be https and have no user name; http is allowed for this machine only")
     return url
 
 
@@ -105,11 +104,11 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When alerts are raised, and where they go besides the ledger and the terminal. Variables may make alerts come
+    """When alerts are raised, and their channels besides the ledger and the terminal. Variables may only make alerts
     earlier.
 
-    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets signed JSON,
-    its secret is the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` gets what Slack's incoming webhooks take.
+    `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets JSON, signed
+    with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming webhook.
     """
 
     idle_minutes: Minutes = 30
@@ -126,12 +125,12 @@ class Watch(Frozen):
 class TeardownPolicy(Frozen):
     """Teardown while the user is away. Only the policy file sets it, never a variable.
 
-    `automatic` turns on automatic teardown for every job that is accepted under it: once a job has succeeded, all its
-    outputs are proven and nothing else is on its machine, the watch stops or terminates the machine without a further
-    question, `grace_minutes` after an alert. `background_gb` is how much the watch may copy to this disk unasked, all
-    jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that long after its job has
-    ended if its outputs were not pulled, where the platform keeps them through a stop and gives the machine a key for
-    that; 0 never.
+    `automatic` turns on automatic teardown for every job that is accepted under it. Once a job has succeeded, all its
+    outputs are proven and its machine has no other content, the watch stops or terminates the machine without a further
+    question, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to this disk by
+    itself, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that long
+    after its job has ended if its outputs were not pulled. It requires a platform that keeps the outputs through a stop
+    and gives the machine a key for that; 0 turns it off.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -141,9 +140,9 @@ class TeardownPolicy(Frozen):
 
 
 class Secrets(Frozen):
-    """The user's variables that a job may be given as secrets: names, or patterns such as `WANDB_*`.
+    """The user's variables that a job may receive as secrets: names, or patterns such as `WANDB_*`.
 
-    The key of an account that rents machines is never given, whatever is listed here.
+    A job never receives the key of an account that rents machines, even if it is listed here.
     """
 
     allowed: Annotated[tuple[str, ...], NARROWER] = (
@@ -163,12 +162,12 @@ class Secrets(Frozen):
     )
 
     def allows(self, name: str) -> bool:
-        """Return whether a job may be given the variable of that name."""
+        """Return whether a job may receive the variable of that name."""
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
 def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
-    """Return whether a list of places lets through no store that another one stops. An empty one stops none."""
+    """Return whether a list of places allows no store that another one forbids. An empty one allows all."""
     wider = [StorePattern.parse(text) for text in filed]
     return not wider or (
         bool(asked) and all(any(own.covers(StorePattern.parse(text)) for own in wider) for text in asked)
@@ -176,8 +175,8 @@ def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
 
 
 class ArtifactStores(Frozen):
-    """The artifact stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. Everything below a
-    place is covered, and `*` is any one name. Without a list a job may name any store.
+    """The artifact stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. A place covers
+    everything below it, and `*` is any one name. Without a list, a job may name any store.
     """
 
     allowed: Annotated[
@@ -194,18 +193,18 @@ class ArtifactStores(Frozen):
         return texts
 
     def allows(self, address: str) -> bool:
-        """Return whether a job may name the store of an address."""
+        """Return whether a job may name the store at an address."""
         stored = StoreAddress.parse(address)
         return not self.allowed or any(StorePattern.parse(text).covers(stored) for text in self.allowed)
 
 
 class Local(Frozen):
-    """What jobs on this machine may do, rehearsals included. Only the policy file sets it, never a variable.
+    """Permissions of jobs on this machine, including rehearsals. Only the policy file sets it, never a variable.
 
-    They run in a sandbox. `unsandboxed` lets them run without one where none works: `gpuwarden policy allow local`.
-    `network` gives them this machine's network, with what listens on it. `caches` shows them the Hub's cache, read
-    only. `paths` are folders that they may read and write besides their own. `rehearse = "allow"` lets a script's first
-    step be rehearsed without a question; otherwise a person is asked once for each script with its arguments.
+    The jobs run in a sandbox. `unsandboxed` lets them run without one if none works: `gpuwarden policy allow local`.
+    `network` gives them access to this machine's network and the services on it. `caches` gives them read access to the
+    Hub's cache. `paths` are further folders that they may read and write. `rehearse = "allow"` rehearses a script's
+    first step without a question; otherwise the user is asked once for each script with its arguments.
     """
 
     unsandboxed: bool = False
@@ -216,17 +215,17 @@ class Local(Frozen):
 
 
 class Hosts(Frozen):
-    """What gpuwarden may put on machines that it reaches over SSH. Only the policy file sets it, never a variable.
+    """Programs that gpuwarden may copy to machines over SSH. Only the policy file sets it, never a variable.
 
-    `bring_uv` copies uv below the run root of a Linux machine that lacks it, for scripts whose header asks for packages
-    that are not there: the program of a pinned wheel of PyPI, fetched here through pip.
+    `bring_uv` copies uv below the run root of a Linux machine that lacks it, if a script's header requires packages
+    that are not installed. The program is that of a pinned PyPI wheel, fetched here through pip.
     """
 
     bring_uv: bool = False
 
 
 class Allowance(Frozen):
-    """Caps of one person, or of one project, in US dollars; None adds no cap."""
+    """Caps of one user or one project, in US dollars; None adds no cap."""
 
     per_job_usd: float | None = Field(default=None, ge=0, le=1_000_000)
     per_day_usd: float | None = Field(default=None, ge=0, le=1_000_000)
@@ -238,8 +237,8 @@ Name = Annotated[str, Field(min_length=1, max_length=120)]
 class Team(Frozen):
     """People who share a ledger. Only the policy file sets it, never a variable.
 
-    Where `approvers` names people, nobody else approves. Where `people` or `projects` has entries, a job of anybody
-    else, or of any other project, is a question. `caps` hold for all of them together.
+    If `approvers` has entries, only those people may approve. If `people` or `projects` has entries, a job of any other
+    user or project requires approval. `caps` apply to all of them together.
     """
 
     approvers: tuple[Name, ...] = Field(default=(), max_length=200)
@@ -248,7 +247,7 @@ class Team(Frozen):
 
 
 class Policy(Frozen):
-    """The whole policy. `rehearsal_caps` bound simulated money, so that a rehearsal can show the question too."""
+    """The whole policy. `rehearsal_caps` limit simulated money, so that a rehearsal can show the approval too."""
 
     caps: Caps = Caps()
     rehearsal_caps: Annotated[Caps, FILE_ONLY] = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
@@ -274,7 +273,7 @@ class Policy(Frozen):
 
 @dataclass(frozen=True)
 class PolicyField:
-    """One value of the policy: its path, its type, and how a variable may change it; None where none may."""
+    """One value of the policy: its path, its type, and how a variable may change it; None if none may."""
 
     path: str
     kind: Any

@@ -1,4 +1,4 @@
-"""Programs as child processes that are awaited."""
+"""Run programs as child processes and await them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def start(
 ) -> Process:
     """Start a program; the caller closes the process.
 
-    A cancelled start leaves a child that nobody reaps and pipes that nobody closes (asyncio waits for them, and anyio
-    cancels that wait again), so it is finished first. What the caller awaits next is cancelled.
+    A cancelled start would leave a child that is never reaped and pipes that are never closed (asyncio waits for them,
+    and anyio cancels that wait again). So a start always completes, and the caller's next await is cancelled.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):
@@ -36,9 +36,9 @@ async def start(
 
 
 async def run(argv: Sequence[str], given: bytes = b"", *, keep: bool = True) -> tuple[int, bytes]:
-    """Run a program to its end. Return its code, and what it wrote to its output where that is to be kept.
+    """Run a program to its end. Return its exit code, and its standard output if `keep` is true.
 
-    A cancelled one is killed.
+    The program is killed on cancellation.
     """
     quiet = subprocess.DEVNULL
     out = PIPE if keep else quiet
@@ -59,4 +59,4 @@ async def _feed(process: Process, given: bytes) -> None:
         await process.stdin.send(given)
         await process.stdin.aclose()
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
-        return  # it ended without reading all of it; its answer says why
+        return  # the program ended before it read all input; its output has the reason

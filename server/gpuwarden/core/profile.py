@@ -1,7 +1,7 @@
 """A platform's facts as data: the front matter of `profiles/<id>.md`.
 
-Every block of volatile facts carries `verified` (year-month) and `source`. An unknown value is written
-`{unknown: how to find out}`, which the code reads as `Unfound`; no default replaces it.
+Every block of volatile facts has `verified` (year-month) and `source`. An unknown value is written
+`{unknown: how to find out}`, which the code reads as `Unfound`; it is never replaced by a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class Unfound(Frozen):
-    """A fact that nobody has established; `unknown` says how to find out."""
+    """A fact that is not established; `unknown` describes how to find out."""
 
     unknown: str = Field(min_length=8)
 
@@ -29,7 +29,7 @@ Source = Annotated[str, Field(min_length=8)]
 Event = Literal["stop", "terminate", "preemption", "job_end"]
 Present = Literal["always", "on_request", "sometimes"]
 VOLATILE: Final = ("/dev", "/run", "/var/run", "/var/lock", "/proc", "/sys")
-"""Mounts of every Linux machine that are in memory: no profile names them, and a stop empties them."""
+"""In-memory mounts of every Linux machine. Profiles do not list them, and a stop empties them."""
 
 
 class Sourced(Frozen):
@@ -40,10 +40,10 @@ class Sourced(Frozen):
 
 
 class Survival(Frozen):
-    """Which events the files on a tier survive. Nothing is assumed: every event is answered or `unknown`.
+    """The events that files on a tier survive. Each event has an explicit answer or `unknown`.
 
-    `stop` and `terminate` are our two verbs, `preemption` is the platform taking the machine back, `job_end` the
-    end of the process.
+    `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform takes the machine back,
+    `job_end` is the end of the process.
     """
 
     stop: Fact[bool]
@@ -53,11 +53,11 @@ class Survival(Frozen):
 
 
 class Tier(Sourced):
-    """One kind of storage: where it is mounted and what it outlives.
+    """One kind of storage: its mount and the events that its files survive.
 
-    `present` says whether it is there without being asked for: `on_request` tiers count only for jobs with
-    `durable_storage`, `sometimes` ones never count until they were seen. An `on_request` tier may have the path of
-    an `always` tier, and then replaces it for the jobs that asked.
+    `present` is whether every machine has it: `on_request` tiers count only for jobs with `durable_storage`,
+    `sometimes` tiers only after they were observed. An `on_request` tier may have the path of an `always` tier, and
+    then replaces it for the jobs that requested it.
     """
 
     tier: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -76,18 +76,18 @@ class Tier(Sourced):
         return path
 
     def in_memory(self, path: str) -> Tier:
-        """Return the tier of a mount in memory on a machine whose disk is this tier: only the job's end spares it."""
+        """Return the tier of an in-memory mount on a machine with this disk; only the job's end spares its files."""
         lost = {"stop": False, "terminate": False, "preemption": False}
         survives = self.survives.model_copy(update=lost)
         return self.model_copy(update={"tier": "memory", "path": path, "survives": survives})
 
 
 class Meter(Sourced):
-    """When the meter runs. `stops_on` lists the verbs after which compute bills nothing.
+    """When the platform bills. `stops_on` lists the verbs after which compute is not billed.
 
-    `residue` are the verbs after which something that is always there (a disk, an address) still bills or may
-    bill; what was requested in addition is answered by `Profile.residue`. `counts` is what a job uses up: an engine
-    that costs no money takes a quota of machine time (`walltime`), or of the share that its user has (`fair_share`).
+    `residue` are the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
+    `Profile.residue` adds the requested ones. `counts` is the resource that a job consumes: money or, on an engine
+    without prices, a quota of machine time (`walltime`) or of the user's share (`fair_share`).
     """
 
     metered: bool
@@ -99,7 +99,7 @@ class Meter(Sourced):
 
 
 class Verbs(Sourced):
-    """The two verbs, stop and terminate: whether the platform has them and what it calls them."""
+    """The two verbs, stop and terminate: the platform's name for each, None if it has no such verb."""
 
     stop: str | None = None
     terminate: str | None = None
@@ -109,7 +109,7 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether they are sold, what the process receives, and what happens next."""
+    """Interruptions: whether the platform offers such machines, the signal to the process, and the consequence."""
 
     offered: bool
     signal: Fact[Literal["SIGTERM", "none"]] = "none"
@@ -123,7 +123,7 @@ class Spot(Sourced):
         missing = {"signal", "grace_s", "then", "auto_resume"} - self.model_fields_set
         if self.offered and missing:
             raise ValueError(
-                f"interruptions are offered, so say {', '.join(sorted(missing))} too, or that it is unknown"
+                f"interruptions are offered, so {', '.join(sorted(missing))} must be given or marked unknown"
             )
         return self
 
@@ -138,11 +138,11 @@ class Limits(Sourced):
 
 
 class Unattended(Sourced):
-    """What ends a machine while nobody looks: the machine itself, or the platform at a date that it was given.
+    """The ways to end a machine without gpuwarden: the machine itself, or the platform at a given date.
 
-    `self_stop`: a command inside, or a key that can do nothing but to this one machine, stops it. `by` says how;
-    `{instance}` in it is the machine's id. `end_date` is what the platform does at a date that it is given: only an
-    action that a source saw happen counts, and no promise rests on `unreliable`.
+    `self_stop` is whether a command on the machine, or a key limited to this one machine, can stop it. `by` is the way
+    to do so; `{instance}` in it is the machine's id. `end_date` is the platform's action at a given date: only an
+    action that a source has observed counts, and no guarantee depends on `unreliable`.
     """
 
     self_stop: Fact[bool]
@@ -153,18 +153,18 @@ class Unattended(Sourced):
     @model_validator(mode="after")
     def _possible(self) -> Unattended:
         if (self.self_stop is True) != (self.by is not None):
-            raise ValueError("say by what a machine stops itself where it can, and only there")
+            raise ValueError("unattended.by is required if self_stop is true, and not allowed otherwise")
         if self.by is not None and bool(self.by.command) == bool(self.by.url and self.by.key and self.by.method):
             raise ValueError("a machine stops itself by a command, or by a request with method, url and key")
         return self
 
 
 class DangerClock(Sourced):
-    """Something that the platform does by itself after a while, and that costs data or money.
+    """An action that the platform takes by itself after some time, and that costs data or money.
 
-    `after` is for readers. Where it is a duration, `after_s` has it in seconds, counted from the event `counts_from`:
-    the machine's creation or its last stop. One that counts from the end of the account's balance has its date from
-    what is spent an hour. `without_timeout` deadlines apply only to jobs without a timeout.
+    `after` is text for readers. If it is a duration, `after_s` is its length in seconds, counted from the event
+    `counts_from`: the machine's creation or its last stop. The date of one that counts from the end of the account's
+    balance follows from the spending per hour. `without_timeout` deadlines apply only to jobs without a timeout.
     """
 
     trigger: str
@@ -181,15 +181,15 @@ class DangerClock(Sourced):
         return self
 
     def fires_at(self, created_at: float | None, stopped_at: float | None) -> float | None:
-        """Return when it fires, in seconds since the epoch; None where it does not apply or is unknown."""
+        """Return when it fires, in seconds since the epoch; None if it does not apply or is unknown."""
         began = {"created": created_at, "stopped": stopped_at}.get(self.counts_from or "")
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
 
 class Target(Frozen):
-    """What follows a platform's name after a slash, such as the alias in `ssh/ALIAS`.
+    """The part after the slash of a platform's name, such as the alias in `ssh/ALIAS`.
 
-    `word` stands for it in listings, `hint` says where a reader finds a name, `here` is the one that is this machine.
+    `word` is its placeholder in listings, `hint` describes where to find a name, `here` is the name of this machine.
     """
 
     word: str = Field(pattern=r"^[A-Z]{2,16}$")
@@ -198,7 +198,7 @@ class Target(Frozen):
 
 
 class Profile(Frozen):
-    """One platform. The prose of the file is for readers; code reads only this."""
+    """One platform. Code reads only this data; the prose of the file is for readers."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     title: str
@@ -209,7 +209,7 @@ class Profile(Frozen):
     target: Target | None = None
     run_root: str = Field(pattern=r"^(/|~)")
     runner: bool = True
-    """Whether gpuwarden's runner starts the jobs, and so can report, seal and upload."""
+    """Whether gpuwarden's runner starts the jobs, so that it can report, seal and upload."""
     storage: tuple[Tier, ...] = Field(min_length=1)
     meter: Meter
     verbs: Verbs
@@ -238,7 +238,7 @@ class Profile(Frozen):
             if getattr(self.verbs, verb) is None:
                 raise ValueError(f"meter or verbs.reversible names {verb}, which the platform does not have")
         if self.unattended is not None and self.unattended.self_stop is True and self.verbs.stop is None:
-            raise ValueError("a machine can't stop itself where the platform has no stop")
+            raise ValueError("unattended.self_stop is true, but the platform has no verb stop")
         if self.meter.metered and not self.meter.stops_on:
             raise ValueError("a metered platform needs a verb that stops the meter")
         if self.kind != "engine" and self.meter.metered != (self.kind != "owned"):
@@ -252,20 +252,20 @@ class Profile(Frozen):
 
     @property
     def listed(self) -> str:
-        """Return the platform's name in a listing, with the word for what follows it."""
+        """Return the platform's name in a listing, with the placeholder of its target."""
         return self.id if self.target is None else f"{self.id}/{self.target.word}"
 
     @property
     def by_hand(self) -> bool:
-        """Return whether a person rents and releases machines here, because gpuwarden has no provider for it."""
+        """Return whether the user rents and releases machines here, because gpuwarden has no provider for it."""
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
-        """Return the tier that contains an absolute path, or None where none is sure to.
+        """Return the tier that contains an absolute path, or None if that is uncertain.
 
-        It is the longest mount that contains the path, for a job that did or did not ask for durable storage. A
-        mount that may be absent is not read as the disk below it: nobody knows which of the two a file is on. What is
-        in memory on every machine is on a disk only where the profile has a tier there.
+        The tier is that of the longest mount that contains the path, for a job with or without durable storage
+        requested. If that mount may be absent, the result is None, since the file may be on either disk. Paths that are
+        in memory on every machine are on a disk only if the profile has a tier there.
         """
         if not path.startswith("/") or ".." in path.split("/"):
             return None
@@ -282,14 +282,14 @@ class Profile(Frozen):
         return "/" + path.removeprefix("~").lstrip("/")
 
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
-        """Return the tiers that a job has, with or without durable storage requested, one for each path."""
+        """Return the tiers of a job with or without durable storage requested, one for each path."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
         there.sort(key=lambda t: t.present == "on_request")  # stable; of two at one path the requested one stays
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod
     def has(tier: Tier, *, requested: bool) -> bool:
-        """Return whether a tier can be had by a job that did or did not ask for durable storage."""
+        """Return whether a job with or without durable storage requested has the tier."""
         return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
@@ -298,7 +298,7 @@ class Profile(Frozen):
         return tier is not None and getattr(tier.survives, event) is True
 
     def residue(self, verb: Verb, *, requested: bool = False) -> tuple[str, ...]:
-        """Return what bills, or may bill, after `verb` took effect, by name. Unknown counts as billing."""
+        """Return the names of storage that is or may be billed after `verb`. Unknown counts as billed."""
         field = "bills_when_stopped" if verb == "stop" else "bills_when_terminated"
         tiers = (t for t in self.tiers(requested=requested) if getattr(t, field) is not False)
         return tuple(f"{t.tier} ({t.path})" for t in tiers) or ("a disk or an address",) * (verb in self.meter.residue)

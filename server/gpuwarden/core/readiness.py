@@ -1,4 +1,4 @@
-"""What a place has of what a job needs to start: an interpreter, packages, a GPU, programs and files."""
+"""Whether a place meets a job's needs for the start: an interpreter, packages, a GPU, programs and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Uv(StrEnum):
-    """The way uv comes to a place.
+    """The source of uv on a machine.
 
     BROUGHT: gpuwarden copies it there, as the policy allows. UNUSED: no script uses it.
     """
@@ -21,10 +21,10 @@ class Uv(StrEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs there. `requires_python` and `dependencies` are those of its script's header.
+    """A job's needs on the machine. `requires_python` and `dependencies` are those of its script's header.
 
-    `program` is the first word of its command, `modules` are what the Python that it starts has to import, and `files`
-    are absolute paths that it names. `image` is the container that it names to run in.
+    `program` is the first word of its command, `modules` are modules that its Python must be able to import, and
+    `files` are absolute paths in the command. `image` is the job's container image.
     """
 
     requires_python: str = ""
@@ -38,25 +38,25 @@ class Needs:
 
     @property
     def asks_header(self) -> bool:
-        """Return whether a header asks for anything."""
+        """Return whether the script's header has requirements."""
         return bool(self.requires_python or self.dependencies)
 
     @property
     def any(self) -> bool:
-        """Return whether anything has to be looked for."""
+        """Return whether the job has any need to check."""
         return bool(self.asks_header or self.gpu or self.program or self.files or self.image)
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What the place lacks. `python` is its interpreter's version, `unmet` what of the header that interpreter lacks.
+    """The needs that a place does not meet.
 
-    `trouble` says why the header can't be understood, `network` whether uv can fetch packages there. `gpus` are the
-    names of its GPUs, None where they can't be seen, as `gpus_why` says.
+    `python` is its interpreter's version, `unmet` are requirements of the header that the interpreter lacks. `trouble`
+    is why the header can't be parsed, `network` whether uv can fetch packages there. `gpus` are the names of its GPUs,
+    None if they can't be read; `gpus_why` is the reason. `no_python`: it has no Python, not even for the runner.
 
-    `no_python`: it has none, not even for the runner. `where` names what was looked at in place of the machine that the
-    job gets, such as the login node of a cluster: a program or a file that it lacks may be on that machine, and its
-    GPUs are the engine's to count.
+    `where` names the machine that was checked in place of the job's own, such as the login node of a cluster. A program
+    or a file that it lacks may exist on the job's machine, and the engine counts the GPUs.
     """
 
     python: str = ""
@@ -74,5 +74,5 @@ class Readiness:
 
     @property
     def starts_header(self) -> bool:
-        """Return whether what the header asks for is there, or comes with uv."""
+        """Return whether the requirements of the header are installed, or uv can install them."""
         return not self.unmet or (self.uv in (Uv.THERE, Uv.BROUGHT) and self.network)

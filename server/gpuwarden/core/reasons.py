@@ -1,6 +1,6 @@
 """Reasons as values: why a job or an instance is in its state. A branch compares codes and never reads a sentence.
 
-A code is recorded for what gpuwarden observed or decided. Text that a job can write is never a code.
+A code records an observation or decision of gpuwarden. Text that a job can write is never a code.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Code(StrEnum):
-    """Why something is as it is.
+    """The reason for a state.
 
-    The first group is what the runner on the machine writes into a status. A job can write the same file, so these
-    codes explain an end and decide nothing.
+    The runner on the machine writes the codes of the first group into a status. A job can write the same file, so these
+    codes only explain the end of a job; no decision depends on them.
     """
 
     EXITED = "exited"
@@ -103,16 +103,16 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.NOT_STARTED: "the command could not be started",
     Code.TIME_LIMIT: "the time limit was reached",
     Code.STOPPED: "stopped on request",
-    Code.TERMINATED: "a signal from outside ended it",
-    Code.RESTARTS_USED: "it asked for a restart after all of them were used",
-    Code.OUT_OF_MEMORY: "the kernel ended the command for lack of memory",
+    Code.TERMINATED: "an external signal ended it",
+    Code.RESTARTS_USED: "it requested a restart, but none is left",
+    Code.OUT_OF_MEMORY: "the kernel killed the command because it ran out of memory",
     Code.ALIVE: "alive",
     Code.SILENT_SUPERVISOR: "its supervisor is alive but has written nothing for {seconds} s",
-    Code.UNWATCHED: "its supervisor died, the job's own process runs on unwatched; cancel it or let it end",
-    Code.LIVENESS_UNKNOWN: "running by its last status; this machine can't check whether the process is alive",
-    Code.ENDING: "its status says {state} while its supervisor is still running",
+    Code.UNWATCHED: "its supervisor died, but the job's own process is still running; cancel it or let it end",
+    Code.LIVENESS_UNKNOWN: "its last status is running; this machine can't check whether the process is alive",
+    Code.ENDING: "its status is {state}, but its supervisor is still running",
     Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
-    Code.NO_RUN_FOLDER: "there is no run folder on the machine",
+    Code.NO_RUN_FOLDER: "the machine has no run folder of the job",
     Code.NO_STATUS: "the run folder has no status: the job was never launched there",
     Code.BAD_STATUS: "invalid runner status: {problem}",
     Code.UNKNOWN_STATE: "the runner reports the state {state}",
@@ -120,7 +120,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine took its allocation back ({state})",
-    Code.ENGINE_DISAGREES: "the engine says {state}, and the job's runner left no word of its end",
+    Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner recorded no end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",
     Code.CANCELED_EARLY: "canceled before it was launched",
@@ -129,57 +129,57 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSED_HOST: "{message}",
     Code.REFUSED_LAUNCH: "the job could not be launched: {message}",
     Code.REFUSED_RENT: "the platform refused to rent a machine: {message}",
-    Code.FORBIDDEN: "the policy does not allow {platform} any more, so no machine was rented",
-    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second look settles whether it "
-    "rented one all the same",
-    Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billing.",
+    Code.FORBIDDEN: "the policy no longer allows {platform}, so no machine was rented",
+    Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second check settles whether it "
+    "rented one anyway",
+    Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billed.",
     Code.NO_INSTANCE_RENTED: "no machine was rented in {tries} tries",
     Code.GIVEN_BACK: "the instance was given back because {cause}; cost so far: {cost}",
     Code.GONE_EARLY: "the instance was gone before the launch",
-    Code.GONE: "the instance is gone, and the job with it",
+    Code.GONE: "the instance is gone, and so is the job",
     Code.INTERRUPTED_EARLY: "the machine was taken back before the launch",
-    Code.INTERRUPTED: "the machine was taken back in the middle of the run",
-    Code.RESTARTED: "the machine was restarted in the middle of the run",
-    Code.INTERRUPTION_UNSEEN: "the job's process is gone; whether its machine is being taken back is not seen yet",
+    Code.INTERRUPTED: "the machine was taken back during the run",
+    Code.RESTARTED: "the machine was restarted during the run",
+    Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not known yet whether its machine is being taken back",
     Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not taken back",
-    Code.TAKEN_FOR_GOOD: "the machine was taken back for good, with what was on it",
+    Code.TAKEN_FOR_GOOD: "the machine was taken back for good, with the files on it",
     Code.MAX_RESTARTS: "this was interruption {times}, and its restart limit is {limit}",
-    Code.FOLDER_UNEXPLAINED: "there is no run folder on the machine. Whether the job's process is alive is unknown",
-    Code.FOLDER_REMOVED: "there is no run folder on a machine that has not restarted since: somebody removed it. "
-    "Whether the job's process is alive is unknown",
-    Code.FOLDER_LATE: "the machine restarted and shows no run folder yet; another look decides",
-    Code.CAME_BACK_EMPTY: "the machine restarted and came back without the job's run folder, seen twice: "
-    "its process is dead, and what was only there is gone",
-    Code.PAUSED: "its process saved and ended on request; nothing starts it again but a request to resume",
-    Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; nothing starts it again but a "
+    Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether its process is alive",
+    Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
+    "It is unknown whether its process is alive",
+    Code.FOLDER_LATE: "the machine restarted and has no run folder yet; the next check decides",
+    Code.CAME_BACK_EMPTY: "the machine restarted, and two checks found no run folder of the job: "
+    "its process is dead, and files that were only there are lost",
+    Code.PAUSED: "its process saved and ended on request; it starts again only on a request to resume",
+    Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only on a "
     "request to resume",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was ended while the job was paused",
-    Code.ANOTHER_MACHINE: "its machine was taken for good; it resumes from its proven copy on another one",
-    Code.NOT_RELAUNCHED: "the machine was taken for good, and no other one is rented: {cause}",
-    Code.PARKED: "its machine is stopped, as it may stop itself when nobody comes; how the job ended is seen once it "
+    Code.ANOTHER_MACHINE: "its machine was taken back for good; it resumes from its proven copy on another one",
+    Code.NOT_RELAUNCHED: "the machine was taken back for good, and no other one is rented: {cause}",
+    Code.PARKED: "its machine is stopped, as its self-stop allows; the end of the job is known once the machine "
     "is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
-    Code.STORE_DENIED: "the artifact store does not let this process read: {message}",
+    Code.STORE_DENIED: "the artifact store denies read access to this process: {message}",
     Code.STORE_NO_CLIENT: "the artifact store can't be read here: {message}",
     Code.STORE_INVALID: "the artifact store's manifest can't be read: {message}",
-    Code.STORE_EMPTY: "the artifact store has no manifest of this job yet: nothing was uploaded whole",
+    Code.STORE_EMPTY: "the artifact store has no manifest of this job yet: no upload has completed",
     Code.STORE_INCOMPLETE: "{count} of the declared files are not in the artifact store yet, such as {path}",
     Code.STORE_STALE: "{count} of the declared files changed after their upload, such as {path}",
-    Code.STORE_CHANGED: "{count} objects in the artifact store are not the machine's files, such as {path}",
+    Code.STORE_CHANGED: "{count} objects in the artifact store differ from the machine's files, such as {path}",
     Code.STORE_UNCHECKED: "{count} objects in the artifact store have no checksum to compare, such as {path}",
-    Code.STORE_MACHINE_SILENT: "the machine did not give the digests to compare the artifact store with: {message}",
-    Code.STORE_UNSIGNED: "the artifact store's list is not signed by the job's own runner",
-    Code.STORE_NO_END: "the artifact store's list is older than the end of the job's last attempt and its upload",
-    Code.STORE_OTHER_OUTPUTS: "the artifact store's list does not cover {path}, which was declared later",
-    Code.STORE_STARTED_SINCE: "the machine was started again after the artifact store's list was made",
-    Code.STORE_NO_LAST_LOOK: "the artifact store's list was not renewed right before the machine stopped itself",
+    Code.STORE_MACHINE_SILENT: "the machine did not return the digests to compare the artifact store with: {message}",
+    Code.STORE_UNSIGNED: "the artifact store's manifest is not signed by the job's own runner",
+    Code.STORE_NO_END: "the artifact store's manifest is older than the end of the job's last attempt and its upload",
+    Code.STORE_OTHER_OUTPUTS: "the artifact store's manifest does not cover {path}, which was declared later",
+    Code.STORE_STARTED_SINCE: "the machine was started again after the artifact store's manifest was written",
+    Code.STORE_NO_LAST_LOOK: "the artifact store's manifest was not renewed right before the machine stopped itself",
 }
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A code with the figures of its sentence. `said` is foreign text that a runner or a platform gave with it."""
+    """A code with the parameters of its sentence. `said` is foreign text that a runner or a platform gave with it."""
 
     code: Code
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
@@ -187,19 +187,19 @@ class Reason:
 
     @property
     def text(self) -> str:
-        """Return one sentence, which may contain foreign text: a reader has to bound it."""
+        """Return one sentence. It may contain foreign text, so the caller must bound its length."""
         return self.said or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form that events carry."""
+        """Return the JSON form for events."""
         return {"code": str(self.code), "parameters": dict(self.parameters)}
 
 
 def because(code: Code, said: str = "", /, **parameters: Scalar) -> Reason:
-    """Return the reason for a code and its figures."""
+    """Return the reason for a code and its parameters."""
     return Reason(code, parameters, said)
 
 
 def known_code(value: object, among: Iterable[Code] = Code) -> Code | None:
-    """Return the code that a file or an event names; None for one that this version does not know."""
+    """Return the code with this value; None if this version does not know it."""
     return next((code for code in among if code == value), None)

@@ -1,4 +1,4 @@
-"""Plug-ins are found by the name of their file, or by an entry point of an installed package; no list is edited.
+"""Find plug-ins by the name of their file, or by an entry point of an installed package. No list needs to be edited.
 
 `gpuwarden/<package>/<name>.py` is the built-in plug-in `<name>`. An installed package adds one with an entry point of
 the group `gpuwarden.<package>`, whose value is a module:
@@ -6,10 +6,10 @@ the group `gpuwarden.<package>`, whose value is a module:
     [project.entry-points."gpuwarden.providers"]
     mycloud = "gpuwarden_mycloud"
 
-A listing imports nothing. A plug-in is imported and held against its contract when it is asked for, and the error says
-which plug-in, which file, what is missing and what to install. A built-in plug-in can't be replaced. Standard library
-only, Python 3.8: the archive of `checkpoints` ships it. There, only built-in plug-ins count: what a rented machine has
-installed must not decide about its own files.
+Listing plug-ins imports none of them. A plug-in is imported and checked against its contract on first use; the error
+names the plug-in, its file, the fault and the package to install. A built-in plug-in can't be replaced. Standard
+library only, Python 3.8, because the archive of `checkpoints` ships it. In the archive, only built-in plug-ins count,
+so that packages on a rented machine can't decide about its own files.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _OURS = "gpuwarden"
 
 @dataclass(frozen=True)
 class Status:
-    """One plug-in after an attempt to load it. `fault` is empty where it can be used."""
+    """One plug-in after an attempt to load it. `fault` is empty if it can be used."""
 
     what: str
     name: str
     origin: str
-    """The installed package that brings it; empty for a built-in one."""
+    """The installed package that provides it; empty for a built-in one."""
     fault: str = ""
     hint: str = ""
 
 
 class Registry:
-    """The plug-ins of one sort: those of a package of ours, and those of an entry-point group of the same name."""
+    """The plug-ins of one kind: those of a gpuwarden package, and those of the entry-point group of the same name."""
 
     def __init__(
         self, what: str, package: ModuleType, contract: Contract, *, hidden: frozenset[str] = frozenset({"base"})
@@ -70,7 +70,7 @@ class Registry:
         return sorted({e.name for e in self._entry_points()} - set(self.built_in()))
 
     def names(self) -> list[str]:
-        """Return every plug-in that can be asked for, sorted, without importing one."""
+        """Return the names of all plug-ins, sorted, without importing them."""
         return sorted((*self.built_in(), *self.added()))
 
     def load(self, name: str) -> ModuleType:
@@ -80,16 +80,16 @@ class Registry:
         found = [e for e in self._entry_points() if e.name == name]
         if not found:
             there = ", ".join(self.names()) or "none"
-            raise NotFound(f"there is no {self.what} called {name!r}", f"There are: {there}.")
+            raise NotFound(f"unknown {self.what} {name!r}", f"Available: {there}.")
         if len(found) > 1:
             packages = ", ".join(sorted(_brought_by(e) for e in found))
             raise NotSupported(
-                f"several packages bring a {self.what} called {name!r}: {packages}", "Uninstall all but one of them."
+                f"several packages provide the {self.what} {name!r}: {packages}", "Uninstall all but one of them."
             )
         return self._sound_module(name, found[0].value, found[0])
 
     def make(self, name: str, *args: object) -> Any:
-        """Call `create` of one plug-in. Raises as `load` does, and for an object that breaks the contract."""
+        """Call `create` of one plug-in. Raises as `load` does, and NotSupported if the object breaks the contract."""
         module: Any = self.load(name)
         made = module.create(*args)
         if self.contract.product is not None:
@@ -97,7 +97,7 @@ class Registry:
         return made
 
     def usable(self) -> list[tuple[str, ModuleType]]:
-        """Load every plug-in: ours, then the added ones. An added one that can't be used is left out: see `broken`."""
+        """Load every plug-in, the built-in ones first. Omit added ones that can't be used: see `broken`."""
         return self._loaded()[0]
 
     def broken(self) -> list[Status]:
@@ -106,7 +106,7 @@ class Registry:
 
     def _loaded(self) -> tuple[list[tuple[str, ModuleType]], list[Status]]:
         key = (tuple(self.package.__path__), tuple(sys.path))
-        if self._kept is None or self._kept[0] != key:  # asked for once for each file that is examined
+        if self._kept is None or self._kept[0] != key:  # called once for each file that is examined
             added = self._added_statuses()
             names = (*self.built_in(), *(s.name for s in added if not s.fault))
             self._kept = key, [(n, self.load(n)) for n in names], [s for s in added if s.fault]
@@ -122,7 +122,7 @@ class Registry:
         shadows = []
         for entry in hidden:
             origin, fault = _brought_by(entry), f"has the name of a built-in {self.what}"
-            hint = f"The built-in one is used. Give the entry point of {origin} another name, or uninstall it."
+            hint = f"The built-in one is used. Rename the entry point of {origin}, or uninstall it."
             shadows.append(Status(self.what, entry.name, origin, fault, hint))
         return shadows + [self._status(n) for n in self.added()]
 
@@ -163,7 +163,7 @@ class Registry:
         if faults:
             shown = self._shown(name, getattr(module, "__file__", None) or module.__name__, entry)
             raise NotSupported(
-                f"{shown} does not keep its contract: {'; '.join(faults)}", _to_mend(self.contract, entry)
+                f"{shown} does not fulfil its contract: {'; '.join(faults)}", _to_mend(self.contract, entry)
             )
 
     def _shown(self, name: str, place: str, entry: EntryPoint | None) -> str:
@@ -173,13 +173,13 @@ class Registry:
 
 @lru_cache(maxsize=64)
 def _files(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the modules in the folders of a package, sorted, but for the hidden ones."""
+    """Return the public modules in the folders of a package, sorted."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")))
 
 
 @lru_cache(maxsize=64)
 def _installed(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return our entry points by group. It reads the metadata of every package, so it runs once for all groups."""
+    """Return gpuwarden's entry points by group. Cached, because it reads the metadata of every package."""
     from importlib.metadata import entry_points
 
     found = entry_points()
@@ -192,7 +192,7 @@ def _brought_by(entry: EntryPoint) -> str:
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the command that brings a missing package: the extra named like the plug-in where its package has one."""
+    """Return the command that installs a missing package: the extra named like the plug-in if its package has one."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     package = entry.dist.name if entry and entry.dist else _OURS

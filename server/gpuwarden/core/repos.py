@@ -1,7 +1,7 @@
 """Facts about repos on the Hugging Face Hub, as models that tools return and rules read.
 
-Strings in these models were written by strangers. They are bounded and free of secrets and control characters;
-whole blocks of foreign text (`about`, `preview`) come fenced.
+Strings in these models are foreign text. They are bounded and free of secrets and control characters; whole blocks
+(`about`, `preview`) are fenced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPO_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?"
 
 
 class RepoFile(Frozen):
-    """One file of a repo; `size` is None where the Hub did not say."""
+    """One file of a repo; `size` is None if the Hub did not report it."""
 
     path: str
     size: int | None = None
@@ -34,7 +34,7 @@ class Column(Frozen):
 
 
 class Split(Frozen):
-    """One split; `rows` is None where the dataset viewer does not know."""
+    """One split; `rows` is None if the dataset viewer does not know it."""
 
     name: str
     rows: int | None = None
@@ -50,14 +50,14 @@ class Config(Frozen):
 
     @property
     def column_names(self) -> frozenset[str]:
-        """Return the names alone."""
+        """Return the names of the columns."""
         return frozenset(c.name for c in self.columns)
 
 
 class Structure(Frozen):
-    """The dataset viewer's facts. `partial`: it saw only a part; `failed`: conversions that did not work.
+    """The dataset viewer's facts. `partial`: it read only a part; `failed`: conversions that failed.
 
-    `known` is false where the viewer gave no usable response; `why` names what it gave. `reached` is false without any
+    `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false without any
     response, so that a retry may help.
     """
 
@@ -73,9 +73,9 @@ class Structure(Frozen):
 class Repo(Frozen):
     """One repo as the Hub shows it to the token in use.
 
-    `status` is `gated` when the repo exists but its files can't be read, `renamed` when the id redirects to `id_now`,
-    `disabled` when the Hub gives its files to nobody, whatever token asks.
-    `access` says whether files can be read: True, False, or None where it was not established.
+    `status` is `gated` if the repo exists but its files can't be read, `renamed` if the id redirects to `id_now`,
+    `disabled` if the Hub denies its files to every token. `access` is whether files can be read: True, False, or None
+    if it was not established.
     """
 
     id: str
@@ -111,7 +111,7 @@ class Repo(Frozen):
 
     @property
     def exists(self) -> bool:
-        """Return whether the repo certainly exists and is described: of a disabled one the Hub may show nothing."""
+        """Return whether the repo exists and is described. A disabled repo may have no description."""
         return self.status in {"ok", "gated", "renamed"}
 
     @property
@@ -144,7 +144,7 @@ class DatasetRow(Frozen):
 
 
 class SearchAnswer(Frozen):
-    """The answer of `dataset_search`. `more` says that the Hub has further matches."""
+    """The answer of `dataset_search`. `more` is true if the Hub has further matches."""
 
     ok: bool = True
     datasets: tuple[DatasetRow, ...]

@@ -1,8 +1,8 @@
-"""Rules look like lint rules: a decorated generator over frozen facts.
+"""Rules, in the form of lint rules: a rule is a decorated generator over frozen facts.
 
 A rule's module contains one rule. Its docstring is its documentation: a title line, then the sections `Why:`,
-`Example:` (Python that the rule reports) and `Instead:` (Python that passes). Rules do no I/O: a use case gathers the
-facts, rules read them.
+`Example:` (Python that the rule reports) and `Instead:` (Python that passes). Rules do no I/O: a use case collects the
+facts, and the rules read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ F = TypeVar("F")
 
 
 class Severity(StrEnum):
-    """The severity of a finding. ERROR and UNKNOWN block; UNKNOWN means that it could not be checked."""
+    """The severity of a finding. ERROR and UNKNOWN block; UNKNOWN means that the check could not be made."""
 
     ERROR = "error"
     UNKNOWN = "unknown"
@@ -36,7 +36,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Failure(Protocol):
-    """What a finding takes of an error; a `WardenError` has it."""
+    """The attributes of an error that a finding needs; a `WardenError` has them."""
 
     message: str
     next_steps: tuple[NextStep, ...]
@@ -44,7 +44,7 @@ class Failure(Protocol):
 
 
 class Finding(BaseModel):
-    """One result of a rule: the rule's id, what is wrong, and the steps that fix it."""
+    """One result of a rule: the rule's id, the problem, and the steps that fix it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -55,14 +55,14 @@ class Finding(BaseModel):
 
     @classmethod
     def of(cls, error: Failure, *, rule: str) -> Finding:
-        """Return the finding of a check that ended with an error; UNKNOWN where a later try may succeed."""
+        """Return the finding for a check that failed with an error; UNKNOWN if a retry may succeed."""
         severity = Severity.UNKNOWN if error.retry else Severity.ERROR
         return cls(rule=rule, severity=severity, message=error.message, fix=error.next_steps)
 
     @field_validator("fix", mode="before")
     @classmethod
     def _steps(cls, value: Any) -> Any:
-        """Take a plain sentence as a manual step, which is also what older ledgers contain."""
+        """Accept a plain sentence as a manual step; older ledgers contain sentences."""
         return steps(value) if isinstance(value, (str, NextStep)) else value
 
     @field_serializer("fix")
@@ -77,7 +77,7 @@ class Finding(BaseModel):
 
 @dataclass(frozen=True)
 class Found:
-    """The raw result that a rule yields; the decorator adds the id and, unless given here, severity and fix."""
+    """The raw result that a rule yields. The decorator adds the id and, unless given here, the severity and fix."""
 
     message: str
     fix: Hint = ""
@@ -88,7 +88,7 @@ class Found:
 class Rule(Generic[F]):
     """One check of one gate. `why`, `example` and `instead` are the sections of its docstring.
 
-    The two examples are optional, and empty where a rule of another package has none.
+    The two examples are optional; a rule of another package may have none.
     """
 
     id: str
@@ -102,7 +102,7 @@ class Rule(Generic[F]):
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
-        """Yield the findings over `facts`. A step about a job that names no job is about the job of the facts."""
+        """Yield the findings over `facts`. A step about a job without an id gets the job id of the facts."""
         for found in self.check(facts):
             yield Finding(
                 rule=self.id,
@@ -119,7 +119,7 @@ _DOC = re.compile(
 
 
 def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Callable[[F], Iterable[Found]]], Rule[F]]:  # noqa: A002
-    """Make a generator over facts a `Rule`. Raises ValueError for a bad id or an incomplete docstring."""
+    """Turn a generator over facts into a `Rule`. Raises ValueError for a bad id or an incomplete docstring."""
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
         raise ValueError(f"{id!r} is not a rule id of the {gate} gate")
 

@@ -1,7 +1,7 @@
 """Map file names from another machine to safe local paths.
 
-A name from the remote side is untrusted data. It is mapped below the destination or refused; it is never cleaned up
-into another name, because files of a checkpoint refer to each other by name.
+A name from the remote side is untrusted data. It is mapped below the destination or rejected. It is never changed into
+another name, because files of a checkpoint refer to each other by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|l
 
 
 class UnsafeName(BadReply):
-    """A name that can't be a file below the destination on this machine."""
+    """A name that can't be used for a file below the destination on this machine."""
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
@@ -45,7 +45,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # most are, and a roster may have 200,000
+    plain = not windows and _PLAIN.fullmatch(path)  # most are, and a manifest may have 200,000
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:
@@ -58,14 +58,16 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
             why = "Windows can't store"
         if why:
             raise UnsafeName(
-                f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it there."
+                f"the machine named a file {path[:200]!r}, which {why}", "It was not copied; rename it on the machine."
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
-        raise UnsafeName(f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it there.")
+        raise UnsafeName(
+            f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it on the machine."
+        )
 
 
 def collision_key(name: str) -> str:
-    """Return a key that is equal for names that some file system treats as one: case and Unicode forms are folded."""
+    """Return a key that is equal for names that a file system may treat as one: fold case and Unicode forms."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -1,7 +1,7 @@
 """Sanitize untrusted text and redact secrets.
 
-Logs, READMEs, dataset rows and provider messages are data. They reach a model between two fence lines that carry a
-digest of the text, so that a text can't close its own fence, and cut to a bounded length.
+Logs, READMEs, dataset rows and provider messages are data. They reach a model cut to a bounded length, between two
+fence lines that contain a digest of the text, so that a text can't close its own fence.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
-"""Around foreign text of one line: white square brackets, which no log, name or sentence has a need for."""
+"""Marks around foreign text of one line: white square brackets, which logs, names and sentences do not need."""
 MAX_WORDS = 4
-"""Of one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
+"""The limit for one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token shapes that their issuers publish. A match is a secret whatever it is called. A file of a megabyte is searched
-# in one go, so every alternative is linear: it starts only where a run of its characters starts, and never goes back.
+# Token shapes that their issuers publish. A match is a secret whatever its name. A file of a megabyte is searched at
+# once, so every alternative is linear: it starts only at the start of a run of its characters, and never backtracks.
 # Only single characters are repeated possessively: Python 3.11 before 3.11.5 matches possessive groups wrongly.
 TOKEN = re.compile(
     r"""(?x)
@@ -44,19 +44,19 @@ TOKEN = re.compile(
     """
 )
 
-# Names whose value is a secret when it looks like one.
+# Names whose value is a secret if it looks like one.
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
-# Names of files that contain keys, whatever their text looks like.
+# Names of files that contain keys, independent of their text.
 SECRET_FILE = re.compile(
     r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
 )
 
-# Characters that break a terminal or hide text: control characters but for tab and newline, bidirectional overrides,
-# lone surrogates, and the tag characters that spell out invisible sentences.
+# Characters that break a terminal or hide text: control characters except tab and newline, bidirectional overrides,
+# lone surrogates, and the tag characters that can form invisible sentences.
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -71,8 +71,8 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the values to redact: of variables whose names say secret (8 characters or more), and of `names`
-    (6).
+    """Return the values to redact: of variables with the name of a secret (8 characters or more), and of `names` (6 or
+    more).
     """
     # A value is sent without the line break at its end.
     called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
@@ -95,7 +95,7 @@ def plain(text: str) -> str:
 
 
 def clip(text: str, limit: int, *, keep: str = "end") -> str:
-    """Return at most `limit` characters of `text`, from its end or its start, with a note on what was left out."""
+    """Return at most `limit` characters from the end or the start of `text`, with a note on the omitted number."""
     if len(text) <= limit:
         return text
     cut = len(text) - limit
@@ -104,7 +104,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """Return `text` as data: redacted, made plain, bounded, between lines that it can't forge."""
+    """Return `text` as data: redacted, plain, bounded, and between two lines that it can't forge."""
     body = clip(_clean(text, values), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
@@ -114,7 +114,7 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 
 
 def unfenced(text: str) -> str:
-    """Return foreign text without its fence, which is for models."""
+    """Return foreign text without the fence lines, which are for models."""
     return "\n".join(text.splitlines()[1:-1])
 
 
@@ -124,15 +124,15 @@ def line(text: object, limit: int = 300) -> str:
 
 
 def quoted(text: object, limit: int = 300) -> str:
-    """Return `text` as one line of data for a sentence or a field, between marks that it can't contain itself."""
+    """Return `text` as one line of data for a sentence or a field, between marks that are removed from the text."""
     body = unquoted(line(text, limit))
     return f"{QUOTE}{body}{UNQUOTE}" if body else ""
 
 
 def named(text: object, limit: int = 100) -> str:
-    """Return a valid name unchanged, so that it can be used in the next call; quote anything else.
+    """Return a valid name unchanged, so that it can be used in the next call; quote any other text.
 
-    A metric's name or a file's path has no white space, and few words in each of its parts: no room for a sentence.
+    A metric's name or a file's path has no white space and few words in each part, so it can't contain a sentence.
     """
     body = line(text, limit)
     small = all(len(_LETTERS.findall(part)) <= MAX_WORDS for part in body.split("/"))
@@ -140,7 +140,7 @@ def named(text: object, limit: int = 100) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Return `text` without the marks, for people at a terminal."""
+    """Return `text` without the marks, for a terminal."""
     return text.replace(QUOTE, "").replace(UNQUOTE, "")
 
 

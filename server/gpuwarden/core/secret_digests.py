@@ -1,8 +1,8 @@
-"""Find secrets again that are only known by a keyed digest.
+"""Find secrets that are known only by a keyed digest.
 
-A process that never had a secret's value still has to keep it out of what it shows. Digests are sorted by the length
-of their value; windows of each such length are moved over the words of a text with a rolling hash, whose few stored
-bits pick the windows that are worth a real digest. The time is linear in the text for each length.
+A process that never had a secret's value must still keep it out of its output. Digests are grouped by the length of
+their value. For each length, a rolling hash moves over the words of a text, and its few stored bits select the windows
+for which a real digest is computed. For each length, the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MIN_LENGTH: Final = 6
-"""Shorter values would take ordinary words out of every text."""
+"""Shorter values would remove ordinary words from every text."""
 _PRIME: Final = (1 << 61) - 1
 _KEPT: Final = (1 << 16) - 1
-"""Bits of a rolling hash that are stored: enough to skip nearly every window, too few to say much of the value."""
+"""Stored bits of a rolling hash: enough to skip nearly every window, too few to reveal much of the value."""
 _WORD: Final = re.compile(r"\S+")
 
 
 @dataclass(frozen=True)
 class SecretDigest:
-    """One secret. `spaced`: the value contains white space, so it is looked for across words."""
+    """One secret. `spaced`: the value contains white space, so the search spans words."""
 
     length: int
     spaced: bool
@@ -39,7 +39,7 @@ class SecretDigest:
 
 
 def parts_of(value: str) -> Iterator[str]:
-    """Yield what of a secret must not be shown: the whole, and each line of one that has several."""
+    """Yield the parts of a secret that must not be shown: the whole, and each line if it has several."""
     lines = value.splitlines()
     for part in {value, value.strip(), *(lines if len(lines) > 1 else ())}:
         if len(part) >= MIN_LENGTH:
@@ -61,7 +61,7 @@ def found_in(text: str, key: bytes, known: Iterable[SecretDigest]) -> set[str]:
 
 
 def _windows(piece: str, length: int, base: int, wanted: Mapping[int, object]) -> Iterator[str]:
-    """Yield the windows of a piece whose rolling hash has bits that are wanted."""
+    """Yield the windows of a piece whose rolling hash has one of the `wanted` bit patterns."""
     if len(piece) < length:
         return
     codes = list(map(ord, piece))
@@ -89,7 +89,7 @@ def _digest(key: bytes, value: str) -> str:
 
 
 def texts_of(body: Any) -> Iterator[str]:
-    """Yield every text of a JSON body, names of fields included."""
+    """Yield every string of a JSON body, including names of fields."""
     if isinstance(body, str):
         yield body
     elif isinstance(body, Mapping):

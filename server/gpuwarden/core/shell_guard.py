@@ -1,9 +1,8 @@
-"""Declarations of how a platform's own tools end what bills, for the guard of an agent's shell.
+"""Declarations of the commands by which a platform's own tools end billed resources, for the guard of an agent's shell.
 
-A sequence is a text of steps that follow a program's name. A step is one word or several with `|` between them; `*`
-matches any one word; a step that starts with `-` is an option that has to be there, wherever, and one that starts with
-`!-` an option that must not be there. Words and options between
-the steps are skipped as a command line parser would.
+A sequence is a string of steps that follow a program's name. A step is one word, or several with `|` between them; `*`
+matches any one word. A step that starts with `-` is an option that must be present anywhere, and one that starts with
+`!-` an option that must be absent. Words and options between the steps are skipped, as a command line parser does.
 
     ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})
 """
@@ -18,24 +17,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ShellGuard:
-    """One platform's commands for the guard. Raises ValueError when a pattern can't be used."""
+    """One platform's commands for the guard. Raises ValueError for an invalid pattern."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By program: sequences that end, stop or delete something. An empty sequence is any call at all."""
+    """By program: sequences that end, stop or delete a resource. An empty sequence matches every call."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of a program."""
     remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By program: sequences after which a command for the rented machine follows."""
     hosts: tuple[str, ...] = ()
-    """Host names of the platform's interface, each with every name below it."""
+    """Host names of the platform's API; each includes every name below it."""
     paths: tuple[str, ...] = ()
-    """Regular expressions over an address: paths of an interface that each site has on a host with its own name."""
+    """Regular expressions over an address: paths of an API that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
-    """Regular expressions over a request's address and body: what ends a machine besides DELETE. Reads never match."""
+    """Regular expressions over a request's address and body: requests besides DELETE that end a machine. Reads never
+    match."""
     code: tuple[str, ...] = ()
     """Regular expressions over code in Python or JavaScript: calls of the platform's library that end a machine."""
     servers: tuple[str, ...] = ()
-    """Words that the name of an MCP server for this platform has."""
+    """Words in the name of an MCP server for this platform."""
     key_variables: tuple[str, ...] = ()
     """The variables that contain the key of an account."""
 
@@ -55,7 +55,7 @@ class ShellGuard:
 
 
 def merged(guards: list[ShellGuard]) -> ShellGuard:
-    """Return one declaration that says what all of them say; sequences of the same program are put together."""
+    """Return the union of several declarations; sequences of the same program are combined."""
 
     def maps(name: str) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}

@@ -1,7 +1,7 @@
 """The three state machines as tables, and the function that enforces them.
 
-A transition that a table does not list raises `Conflict`, whose message names the legal ones. Staying in a state is not
-a transition; callers that may see the same observation twice check first.
+A transition that a table does not list raises `Conflict`; the message names the legal ones. Staying in a state is not a
+transition; callers that may get the same observation twice must check first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.core.guidance import Action, do
 
 
 class Job(StrEnum):
-    """Where a training job is."""
+    """The state of a training job."""
 
     DRAFT = "draft"
     ACCEPTED = "accepted"
@@ -44,12 +44,12 @@ _TOLD: Final = {
     Job.CANCELED: "was canceled",
     Job.PREEMPTED: "was interrupted",
     Job.REFUSED: "was refused",
-    Job.UNKNOWN: "can't be seen",
+    Job.UNKNOWN: "is in an unknown state",
 }
 
 
 class Lease(StrEnum):
-    """The believed state of an instance's meter. Only an observation reaches STOPPED."""
+    """The billing state of an instance, as far as known. Only an observation leads to STOPPED."""
 
     NONE = "none"
     METERING = "metering"
@@ -59,7 +59,7 @@ class Lease(StrEnum):
 
 
 class Teardown(StrEnum):
-    """Where a request to stop or terminate an instance is."""
+    """The state of a request to stop or terminate an instance."""
 
     REQUESTED = "requested"
     BLOCKED = "blocked"
@@ -88,7 +88,7 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     ),
     # A paused one has no process, and is relaunched from its checkpoint only on request.
     _J.PAUSED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.FAILED, _J.CANCELED}),
-    # Unknown describes our knowledge, not the job: any state may be observed next.
+    # Unknown describes gpuwarden's knowledge, not the job: any state may be observed next.
     _J.UNKNOWN: frozenset(
         {
             _J.PROVISIONING,
@@ -114,14 +114,14 @@ LEASE: Final[dict[Lease, frozenset[Lease]]] = {
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Instances have come back after "gone"; a stopped one can be started again, or is given back before it ran a job.
+    # Instances have returned after "gone"; a stopped one can be started again, or is given back before it ran a job.
     _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
 TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
     _T.REQUESTED: frozenset({_T.BLOCKED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
     _T.BLOCKED: frozenset({_T.REQUESTED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
-    # Any change of the facts sends a request back; only a person moves it on.
+    # Any change of the facts sends a request back; only an approval advances it.
     _T.AWAITING_HUMAN: frozenset({_T.APPROVED, _T.BLOCKED, _T.REQUESTED, _T.WITHDRAWN}),
     _T.APPROVED: frozenset({_T.EXECUTING, _T.REQUESTED, _T.BLOCKED, _T.WITHDRAWN}),
     _T.EXECUTING: frozenset({_T.VERIFIED_STOPPED, _T.NEEDS_HUMAN}),
@@ -153,5 +153,5 @@ def check_move(subject: str, old: S, new: S) -> None:
     listed = ", ".join(sorted(moves)) or "none, it is final"
     raise Conflict(
         f"{type(old).__name__.lower()} {subject} can't go from {old} to {new}; legal from {old}: {listed}",
-        (do(Action.LIST_INSTANCES), "Another call may have moved it already."),
+        (do(Action.LIST_INSTANCES), "Another call may have changed it already."),
     )

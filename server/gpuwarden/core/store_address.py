@@ -1,12 +1,12 @@
-"""Addresses of artifact stores: places that outlive the rented machine and this one, in S3, or a repo or bucket on the
-Hub.
+"""Addresses of artifact stores: places in S3, or a repo or bucket on the Hub, that outlive the rented machine and this
+one.
 
-The files of a job are below the path and the job's id, so that no job overwrites those of another one.
+The files of a job are stored below the path and the job's id, so that no job overwrites the files of another one.
 
 | variable | meaning |
 |---|---|
 | `GPUWARDEN_STORE_AWS_ACCESS_KEY_ID`, `GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY` | the uploader's key for S3 |
-| `GPUWARDEN_STORE_AWS_SESSION_TOKEN` | the same of a temporary key |
+| `GPUWARDEN_STORE_AWS_SESSION_TOKEN` | the session token of a temporary key |
 | `GPUWARDEN_STORE_HF_TOKEN` | the uploader's token for the Hub |
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key that reads a store in S3 from here |
 | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the address of a store that is not AWS's |
@@ -24,9 +24,9 @@ from gpuwarden.core.credentials import credential, without_login
 
 MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
-"""The name of a store's own list of files. It is written after the files, so what it lists was stored whole."""
+"""The name of a store's manifest. It is written after the files, so every file that it lists was stored whole."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
-"""What the names of a store's credentials begin with in gpuwarden's environment."""
+"""The prefix of a store's credentials in gpuwarden's environment."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
 _OPTIONAL: Final = {"s3": ("AWS_SESSION_TOKEN",), "hf": ()}
 _PUBLIC: Final = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -40,7 +40,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,127}")
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A parsed address. `root` is a bucket's name or an id on the Hub; `kind` what that is."""
+    """A parsed address. `root` is a bucket's name or an id on the Hub; `kind` is the kind of repo."""
 
     scheme: Literal["s3", "hf"]
     root: str
@@ -49,7 +49,7 @@ class StoreAddress:
 
     @classmethod
     def parse(cls, text: str) -> StoreAddress:
-        """Parse an address. Raises ValueError that says what is wrong with it."""
+        """Parse an address. Raises ValueError with the expected form."""
         scheme, mark, rest = text.partition("://")
         parts = rest.rstrip("/").split("/")
         kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
@@ -58,7 +58,7 @@ class StoreAddress:
         fit = _REPO.fullmatch(root) if scheme == "hf" else _BUCKET.fullmatch(root)
         if not mark or scheme not in _REQUIRED or not fit or not all(_SEGMENT.fullmatch(part) for part in path):
             raise ValueError(
-                "an artifact store is s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
+                "an artifact store must be s3://bucket/path or hf://[datasets/|buckets/]owner/name/path, of plain names"
             )
         return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
 
@@ -68,29 +68,29 @@ class StoreAddress:
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
     def key(self, job: str, path: str = "") -> str:
-        """Return the full name of a job's file in the store. An absolute path is below `machine/`, as in a pull."""
+        """Return the full name of a job's file in the store. Absolute paths go below `machine/`, as in a pull."""
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
         return "/".join(part for part in (self.path, job, inside) if part)
 
     @staticmethod
     def reserved(path: str) -> bool:
-        """Return whether an output's place in the store is that of absolute paths, or of the list of files."""
+        """Return whether an output would be stored in the place of absolute paths or of the manifest."""
         return path.split("/")[0] in {"machine", MANIFEST}
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the variables that must be set here for the uploader."""
+        """Return the variables that must be set on this machine for the uploader."""
         return tuple(OWN_KEYS + name for name in _REQUIRED[self.scheme])
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Return the variables whose values are secret, those that may be missing included."""
+        """Return the variables whose values are secret, including optional ones."""
         return tuple(OWN_KEYS + name for name in (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]))
 
     def handed(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what the uploader is given, by the store's own names: its credentials and, public, where it is.
+        """Return the uploader's variables under the store's own names: credentials, and the public endpoint and region.
 
-        Raises AuthFailed for a credential that can't be sent. A user and password in an endpoint are left out.
+        A user and password in an endpoint are removed. Raises AuthFailed for a credential that can't be sent.
         """
         secret, public = (*_REQUIRED[self.scheme], *_OPTIONAL[self.scheme]), _PUBLIC[self.scheme]
         given = {name: credential(env, OWN_KEYS + name) for name in secret}
@@ -100,7 +100,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class StorePattern:
-    """A place that a person lists in the policy, and everything below it. A part that is `*` is any one name."""
+    """A place that the user lists in the policy, and everything below it. A part that is `*` is any one name."""
 
     scheme: str
     kind: str
@@ -108,7 +108,7 @@ class StorePattern:
 
     @classmethod
     def parse(cls, text: str) -> StorePattern:
-        """Parse a place. Raises ValueError that says how it is written."""
+        """Parse a place. Raises ValueError with the expected form."""
         scheme, mark, rest = text.partition("://")
         parts = rest.rstrip("/").split("/")
         kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
@@ -118,7 +118,7 @@ class StorePattern:
         return cls(scheme, kind, tuple(parts))
 
     def covers(self, other: StoreAddress | StorePattern) -> bool:
-        """Return whether another address, or every address of another place, is at or below this one."""
+        """Return whether an address, or every address of another place, is at or below this place."""
         address = [] if isinstance(other, StorePattern) else f"{other.root}/{other.path}".split("/")
         parts = other.parts if isinstance(other, StorePattern) else tuple(filter(None, address))
         alike = (self.scheme, self.kind) == (other.scheme, other.kind) and len(parts) >= len(self.parts)
@@ -127,7 +127,7 @@ class StorePattern:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One object as its store describes it; `parts_sha256` is the digest over those of an upload's `parts`."""
+    """One object as its store describes it; `parts_sha256` is the digest over the digests of an upload's `parts`."""
 
     size: int
     sha256: str | None = None
@@ -136,23 +136,23 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """An artifact store as it is read from here. To compare it, only its manifest and small files are downloaded."""
+    """Read access to an artifact store. A comparison downloads only its manifest and small files."""
 
     async def reach(self) -> None:
-        """Return where the store can be read. Raises a `WardenError` where it can't."""
+        """Check that the store can be read. Raises a `WardenError` if it can't."""
         ...
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the content of the manifest, bounded; None where there is none."""
+        """Return the content of the manifest, bounded; None if it does not exist."""
         ...
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the objects of those names that there are.
+        """Return the existing objects among `keys`.
 
-        `read`: small ones whose digest the store does not list are downloaded to compute it.
+        `read`: download small objects whose digest the store does not list, to compute it.
         """
         ...
 
     def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one object from `offset`. Raises NotFound for an absent one, Unreachable for a lost connection."""
+        """Stream one object from `offset`. Raises NotFound if it is absent, Unreachable if the connection is lost."""
         ...

@@ -1,6 +1,6 @@
-"""Tell from a path alone that a file is a saved model or a part of a checkpoint.
+"""Recognize a saved model or a part of a checkpoint by its path alone.
 
-The test is for files that nobody declared, on a machine that is about to end: their bytes are not here to be read.
+The test is for undeclared files on a machine that is about to end, whose bytes are not available here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHES: Final = re.compile(
 def checkpoint_like(path: str) -> bool:
     """Return whether a path names model weights or a part of a checkpoint.
 
-    A cache of downloads or of installed packages contains what can be fetched again, so nothing in one is counted.
+    Files in a cache of downloads or of installed packages can be fetched again, so they are not counted.
     """
     *folders, name = path.split("/")
     if _CACHES.search(f"/{path}"):

@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: what exists, what is in it, and what was probably meant."""
+"""The Hugging Face Hub: look up repos and their content, and suggest similar ids."""

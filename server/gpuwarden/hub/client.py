@@ -1,17 +1,17 @@
 """The Hub's HTTP client: JSON with limits, and gpuwarden's own error types.
 
-It uses huggingface_hub's async session, which brings the offline guard, the user agent and the token lookup.
-huggingface_hub has no async API, no default timeout, and waits 23 seconds for a refused connection in its
-list calls; so the requests themselves are made here.
+It uses huggingface_hub's async session, which provides the offline guard, the user agent and the token lookup.
+huggingface_hub has no async API and no default timeout, and its list calls wait 23 seconds for a refused connection, so
+this module makes the requests itself.
 
-One request takes `timeout_s` at most, its second try and its wait for other requests included.
+One request takes at most `timeout_s`, including its retry and its wait for other requests.
 
-A 401, 403 or 404 is an answer and comes back as a `HubResponse`. Raises `RateLimited` (with the seconds that the Hub
-named), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
+A 401, 403 or 404 is an answer and is returned as a `HubResponse`. Raises `RateLimited` (with the Hub's number of
+seconds), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
 
 | variable | meaning |
 |---|---|
-| `HF_TOKEN` | the Hub's token, where the one of `hf auth login` is not the right one |
+| `HF_TOKEN` | the Hub's token, instead of the one of `hf auth login` |
 | `HF_ENDPOINT` | another address of the Hub |
 | `GPUWARDEN_DATASET_VIEWER` | the address of that Hub's dataset viewer |
 | `HF_HOME` | the folder of the Hub's cache and of the token that `hf auth login` stored |
@@ -46,7 +46,7 @@ _LIMIT = re.compile(r'"(\w+)"\s*;\s*r\s*=\s*(\d+)\s*;\s*t\s*=\s*(\d+)')
 
 @dataclass(frozen=True)
 class HubConfig:
-    """Where the Hub and its dataset viewer are, and the token in use. The token never shows in a repr."""
+    """The addresses of the Hub and its dataset viewer, and the token in use. A repr never contains the token."""
 
     endpoint: str = HUB
     viewer: str = VIEWER
@@ -54,9 +54,9 @@ class HubConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> HubConfig:
-        """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token as huggingface_hub finds it.
+        """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token, like huggingface_hub.
 
-        The viewer's address does not follow from the Hub's; for an endpoint of your own, set it too.
+        The viewer's address can't be derived reliably from the Hub's. If you set your own endpoint, set it too.
         """
         from huggingface_hub import get_token
 
@@ -68,13 +68,13 @@ class HubConfig:
 
     @property
     def sendable_token(self) -> str | Literal[False]:
-        """Return the token as huggingface_hub takes it, False without one. Raises AuthFailed if it can't be sent."""
+        """Return the token for huggingface_hub, False without one. Raises AuthFailed if it can't be sent."""
         return sendable("HF_TOKEN", self.token) if self.token else False
 
 
 @dataclass(frozen=True)
 class HubResponse:
-    """One response: its status, the parsed JSON (None for an error without any), and the headers."""
+    """One response: its status, the parsed JSON (None for an error without JSON), and the headers."""
 
     status: int
     json: Any
@@ -93,7 +93,7 @@ class HubResponse:
 
 
 class HubClient:
-    """An async context manager; `requests` counts the requests that were really sent."""
+    """A client of the Hub and an async context manager; `requests` is the number of requests sent."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HubClient:
         from huggingface_hub.utils import build_hf_headers, get_async_session  # type: ignore[attr-defined]
 
         self._session = get_async_session()
-        # Bodies are read here, bounded; the library's own response hook would read errors without an end.
+        # Bodies are read here with a limit; the library's own response hook would read error bodies without one.
         self._session.event_hooks = {**self._session.event_hooks, "response": []}
         self._session.timeout = httpx2.Timeout(self._timeout_s)
         self._headers = build_hf_headers(token=self.config.sendable_token, library_name="gpuwarden")
@@ -129,11 +129,11 @@ class HubClient:
         await self._session.aclose()
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> HubResponse:
-        """GET a path of the Hub, or of the dataset viewer, and parse its JSON. Retried once."""
+        """GET a path of the Hub or of the dataset viewer, and parse its JSON. Retry once."""
         return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
 
     async def send(self, method: str, path: str, body: Any = None) -> HubResponse:
-        """Send a request that changes something, exactly once; `Unreachable` may still have worked."""
+        """Send a request that makes a change, exactly once. It may have succeeded even if it raises `Unreachable`."""
         return await self._ask(method, path, body=body, tries=1)
 
     async def _ask(
@@ -177,12 +177,12 @@ class HubClient:
                 raw += chunk
                 if len(raw) > MAX_REPLY:
                     too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
-                    raise BadReply(too_long, "It was not read any further.")
+                    raise BadReply(too_long, "Reading stopped there.")
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
             raise Unreachable(
                 f"the Hub answered {response.status_code} to {path}",
-                "That is a server error: try again in a minute; status.huggingface.co shows incidents.",
+                "This is a server error. Try again in a minute; status.huggingface.co shows incidents.",
             )
         try:
             parsed = json.loads(raw) if raw.strip() else None
@@ -190,8 +190,7 @@ class HubClient:
             if response.status_code < 400:
                 raise BadReply(
                     f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
-                    "Something between us and the Hub may have answered, such as a proxy or a login page; "
-                    "check HF_ENDPOINT.",
+                    "A proxy or a login page between this machine and the Hub may have answered; check HF_ENDPOINT.",
                 ) from None
             parsed = None
         return HubResponse(response.status_code, parsed, dict(response.headers))
@@ -208,16 +207,16 @@ class HubClient:
         timeout_s: float | None = None,
         start: int = 0,
     ) -> AsyncIterator[Any]:
-        """Open the raw response of one request, from byte `start`, and translate the network's errors.
+        """Open the raw response of one request, from byte `start`, and translate network errors.
 
-        `timeout_s` bounds each wait for bytes, not the whole: a stream may be long.
+        `timeout_s` limits each wait for bytes, not the whole stream.
         """
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         wait = self._blocked_until - self._clock.now()
         if wait > 0:
-            raise _limited(wait, "the Hub's rate limit is reached, so it was not asked")
+            raise _limited(wait, "the Hub's rate limit is reached, so no request was sent")
         base = self.config.viewer if viewer else self.config.endpoint
         limit = timeout_s or self._timeout_s
         self.requests += 1
@@ -230,7 +229,8 @@ class HubClient:
                 yield response
         except OfflineModeIsEnabled:
             raise Unreachable(
-                "the Hub was not asked: HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE to check repos before use."
+                "no request was sent to the Hub: HF_HUB_OFFLINE is set",
+                "Unset HF_HUB_OFFLINE to check repos before use.",
             ) from None
         except httpx2.TimeoutException:
             raise _silent(base, limit) from None
@@ -248,7 +248,7 @@ class HubClient:
         if status == 429:
             after = retry_after_s(headers, self._clock.now())
             wait = after if after is not None else float(found[3]) if found else None
-            # Concurrent callers stop too: further requests only make the wait longer.
+            # Concurrent callers also stop, because further requests only extend the wait.
             self._blocked_until = self._clock.now() + (wait or 0.0)
             raise _limited(wait, "the Hub answered 429: its rate limit is reached")
 
@@ -257,7 +257,7 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
     host = without_login(base)
     if not sent:
         return Unreachable(
-            f"{host} was not asked: earlier requests took {seconds:g} seconds", "Try again when it is less slow."
+            f"no request was sent to {host}: earlier requests took {seconds:g} seconds", "Try again later."
         )
     return Unreachable(f"{host} did not answer within {seconds:g} seconds", "Check the network, then try again.")
 
@@ -265,5 +265,5 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
 def _limited(wait: float | None, why: str) -> RateLimited:
     when = f"in {wait:.0f} seconds" if wait is not None else "in some minutes"
     return RateLimited(
-        why, f"Try again {when}. A token raises the limit: anonymous callers get the smallest one.", after_s=wait
+        why, f"Try again {when}. Set a token to raise the limit: anonymous callers get the lowest one.", after_s=wait
     )

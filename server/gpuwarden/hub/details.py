@@ -1,4 +1,4 @@
-"""Look repos up: whether they exist, whether they can be read, and their content."""
+"""Look up repos: their existence, access and content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.hub.suggest import suggest
 MAX_IDS = 10
 MAX_FILES = 40
 MAX_TAGS = 24
-_DISABLED = "the Hub has disabled this repo, so nobody can read its files"
+_DISABLED = "the Hub has disabled this repo, so its files can't be read"
 _GATES = {"auto": "auto", "manual": "manual", True: "yes"}
 
 
@@ -33,21 +33,21 @@ async def repo_details(
     *,
     hub: HubClient,
 ) -> RepoAnswer:
-    """Look at 1 to 10 repos at once. Without a type, a repo is looked for as a model and as a dataset.
+    """Look up 1 to 10 repos at once. Without a type, a repo is looked up as a model and as a dataset.
 
-    `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be looked at has status
-    `error`; the call itself raises `BadRequest` for unusable arguments only.
+    `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be read has status `error`;
+    the call itself raises `BadRequest` for invalid arguments only.
     """
     if not 1 <= len(ids) <= MAX_IDS:
-        raise BadRequest(f"{len(ids)} ids were given; 1 to {MAX_IDS} can be looked at in one call")
+        raise BadRequest(f"{len(ids)} ids were given; give 1 to {MAX_IDS} in one call")
     if type is not None and type not in get_args(RepoType):
-        raise BadRequest(f"type is {line(type, 40)!r}; it can be {', '.join(get_args(RepoType))}")
+        raise BadRequest(f"type is {line(type, 40)!r}; it must be one of {', '.join(get_args(RepoType))}")
     if unknown := [o for o in operations if o not in get_args(Operation)]:
-        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; there are {', '.join(get_args(Operation))}")
+        raise BadRequest(f"unknown operation {line(unknown[0], 40)!r}; use one of {', '.join(get_args(Operation))}")
     if not operations:
-        raise BadRequest("no operation was given", f"There are {', '.join(get_args(Operation))}.")
+        raise BadRequest("no operation was given", f"Use one of {', '.join(get_args(Operation))}.")
     if offset < 0 or not 1 <= limit <= 100:
-        raise BadRequest(f"offset is {offset} and limit {limit}; offset starts at 0, limit is 1 to 100")
+        raise BadRequest(f"offset is {offset} and limit {limit}; offset must be at least 0, limit 1 to 100")
     before = hub.requests
     found: dict[str, Repo] = {}
 
@@ -70,10 +70,10 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """Return one repo, without rows: one request where its type is known. Never raises for trouble with the Hub."""
+    """Return one repo, without rows, by one request if its type is known. Never raises for errors of the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
-            id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; one has the form owner/name"
+            id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; use the form owner/name"
         )
     try:
         return await _look(hub, repo_id, type, most_files)
@@ -123,14 +123,14 @@ async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: Hu
         near += await suggest(hub, repo_id, k)
     what = kind or "model or dataset"
     if reply.status == 401 or not hub.config.token:
-        why = f"the Hub has no public {what} with this id; a private one can't be seen without a token"
+        why = f"the Hub has no public {what} with this id; a token is needed to see private ones"
         return Repo(id=repo_id, type=kind, status="private_or_missing", why=why, did_you_mean=_unique(near))
     why = f"the Hub has no {what} with this id that the token in use can see"
     return Repo(id=repo_id, type=kind, status="missing", why=why, did_you_mean=_unique(near))
 
 
 async def _with_access(hub: HubClient, repo: Repo) -> Repo:
-    """Ask whether a gated repo's files can be read; its description is public either way."""
+    """Check whether a gated repo's files can be read; its description is always public."""
     if repo.status == "disabled":
         return repo
     if repo.gated is None:
@@ -169,7 +169,7 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
         type=kind,
         status="disabled" if disabled else "renamed" if renamed else "ok",
         access=False if disabled else None,
-        why=_DISABLED if disabled else f"this id redirects; the repo is called {id_now} now" if renamed else "",
+        why=_DISABLED if disabled else f"this id redirects; the repo is now called {id_now}" if renamed else "",
         id_now=id_now if renamed else "",
         sha=line(info.get("sha") or "", 40),
         modified=line(info.get("lastModified") or "", 24),
@@ -196,13 +196,13 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
 
 
 def _default_config(card: Mapping[str, Any]) -> str:
-    """Return the config that a dataset's card declares as the one to read when none is named."""
+    """Return the default config that a dataset's card declares, empty without one."""
     listed = [c for c in card["configs"] if isinstance(c, dict)] if isinstance(card.get("configs"), list) else []
     return next((line(c.get("config_name") or "", 120) for c in listed if c.get("default") is True), "")
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return architecture and chat template; None where the Hub's summary of the config names neither."""
+    """Return architecture and chat template from the Hub's summary of the config; None or absent if unknown."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}

@@ -20,7 +20,7 @@ class Account(Frozen):
     pays: bool | None = None
 
     def may_write(self, owner: str) -> bool | None:
-        """Return whether a namespace can be written to; None when the token's own rules decide, which are not shown."""
+        """Return whether the token can write to a namespace; None if hidden rules of a fine-grained token decide."""
         if self.role == "read" or owner not in {self.name, *self.orgs}:
             return False
         return None if self.role == "fineGrained" else True
@@ -28,7 +28,7 @@ class Account(Frozen):
 
 @dataclass(frozen=True)
 class RepoFact:
-    """One use of a repo, and the repo as the Hub shows it. `shape` is known of a model that is trained."""
+    """One use of a repo, and the repo as the Hub shows it. `shape` is known for a model that is trained."""
 
     use: RepoUse
     repo: Repo
@@ -36,7 +36,7 @@ class RepoFact:
 
     @property
     def parameters(self) -> int | None:
-        """Return the parameters: as the Hub counts them, else those of the shape. Quantized weights are packed."""
+        """Return the number of parameters: the Hub's count, else that of the shape. Quantized weights are packed."""
         counted, shape = self.repo.params, self.shape
         if shape is None:
             return counted
@@ -44,12 +44,12 @@ class RepoFact:
 
     @property
     def where(self) -> str:
-        """Return the id and where it is used, for a message."""
+        """Return the type, the id and the line of the use, for a message."""
         return f"{self.use.type} {self.use.id}" + (f" (line {self.use.line})" if self.use.line else "")
 
     @property
     def config(self) -> Config | None:
-        """Return the config that is read: the one named, the only one, the card's default, or `default`."""
+        """Return the config that the job reads: the named one, the only one, the card's default, or `default`."""
         configs = self.repo.structure.configs if self.repo.structure else ()
         if "config" in self.use.unknown and len(configs) > 1:
             return None
@@ -59,7 +59,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """All facts from the Hub. `job_token`: the job itself gets HF_TOKEN. `account` None: not looked up."""
+    """All facts from the Hub. `job_token`: the job itself gets HF_TOKEN. `account` is None if it was not looked up."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None
@@ -67,18 +67,18 @@ class HubFacts:
 
     @property
     def data(self) -> tuple[RepoFact, ...]:
-        """Return the datasets that rows are read from."""
+        """Return the datasets whose rows are read."""
         return tuple(f for f in self.repos if f.use.role == "data" and f.repo.exists)
 
     @property
     def model(self) -> RepoFact | None:
-        """Return the model that is trained: the one given to a trainer or loaded with a head, if there is one only."""
+        """Return the trained model: the one given to a trainer or loaded with a head, None unless it is unique."""
         models = [f for f in self.repos if f.use.type == "model" and f.use.trains and f.repo.exists]
         return models[0] if len({f.use.id for f in models}) == 1 else None
 
     @property
     def watched(self) -> dict[str, Any]:
-        """Return the facts that a receipt is bound to: a change of any sends the job back to the gate."""
+        """Return the facts to which a receipt is bound. If one changes, the job must pass the gate again."""
         repos = {f"{f.use.type} {f.use.id}": [f.repo.status, f.repo.sha] for f in self.repos}
         columns = {
             f"columns of {f.use.id}": sorted(f.config.column_names) for f in self.data if f.config and f.config.columns

@@ -1,6 +1,6 @@
 """A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
 
-The listing is the Hub's claim. A range request reads the bytes that its storage really has.
+The listing is the Hub's claim. A range request reads the bytes that its storage actually has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address on the Hub. Raises BadRequest for anything else."""
+        """Parse an address on the Hub. Raises BadRequest for an invalid one."""
         rest, kind = text.removeprefix(SCHEME), "models/"
         for word in _KINDS:
             if rest.startswith(word):
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small ones, which git stores under another id."""
+    """One file as the Hub lists it; `sha256` is None for small files, which git stores under another id."""
 
     size: int
     sha256: str | None
@@ -69,7 +69,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files below an address, at one commit. Paths are those of the repo."""
+    """The files below an address, at one commit. Paths are relative to the repo."""
 
     address: Address
     commit: str
@@ -77,17 +77,17 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """Return size of all files together."""
+        """Return the size of all files together."""
         return sum(f.size for f in self.files.values())
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """List the files at an address. Raises NotFound, AuthFailed, or what the client raises."""
+    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or an error of the client."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
     if not re.fullmatch("[0-9a-f]{40}", commit):
-        raise BadReply(f"the Hub names no commit of {address.repo}", "Try again.")
+        raise BadReply(f"the Hub returned no commit for {address.repo}", "Try again.")
     files: dict[str, HubFile] = {}
     cursor: dict[str, str] = {}
     for _ in range(_PAGES):
@@ -97,11 +97,11 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
         pairs = (item.partition("=") for item in urlsplit(link[1]).query.split("&")) if link else ()
         cursor = {name: unquote(value) for name, _, value in pairs if name in {"cursor", "limit"}}
         if len(files) > MAX_FILES:
-            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name a folder of it.")
+            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name one of its folders.")
         if not cursor:
             break
     else:
-        raise BadReply(f"the Hub's list of {address.repo} does not end after {_PAGES} pages", "Name a folder of it.")
+        raise BadReply(f"the Hub's list of {address.repo} has more than {_PAGES} pages", "Name one of its folders.")
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
@@ -118,7 +118,7 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
     if reply.status == 404:
         raise NotFound(f"the Hub has no {address.type} {what} that this token can see", do(Action.LOOK_AT_REPO))
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub does not show {what}: {reply.said}", "Set a token that may read it.")
+        raise AuthFailed(f"the Hub denied access to {what}: {reply.said}", "Set a token with read access to it.")
     raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")
 
 
@@ -133,7 +133,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
         if not isinstance(path, str) or type(size) is not int or size < 0:
             raise BadReply("the Hub's list of files has a file without path or size", "Try again.")
         if len(path) > _LONGEST or path.count("/") > _DEEPEST:
-            raise BadReply(f"the Hub lists a file of an absurd name: {line(path, 80)}", "Name another folder.")
+            raise BadReply(f"the Hub lists a file with an overlong name: {line(path, 80)}", "Name another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
         good = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
         found[path] = HubFile(size, digest if good else None)
@@ -141,7 +141,7 @@ def _rows(page: Any) -> dict[str, HubFile]:
 
 
 class RangeSource(Source):
-    """One file of a listing, read by range requests as far as it is needed. Threads don't share one."""
+    """One file of a listing, read on demand by range requests. Not thread-safe."""
 
     def __init__(
         self, listing: Listing, path: str, config: HubConfig, took: Callable[[int], None] = lambda n: None
@@ -167,7 +167,7 @@ class RangeSource(Source):
         first, last = offset // BLOCK, -(-(offset + length) // BLOCK)
         if last - first > KEPT // 2:
             return self._fetch(offset, length)
-        gaps: list[list[int]] = []  # one request for each run of blocks that are not kept
+        gaps: list[list[int]] = []  # one request for each run of blocks that are not cached
         for n in (n for n in range(first, last) if n not in self._blocks):
             if gaps and gaps[-1][-1] == n - 1:
                 gaps[-1].append(n)
@@ -183,16 +183,16 @@ class RangeSource(Source):
         return data[offset - first * BLOCK :][:length]
 
     def beside(self, name: str) -> Source | None:
-        """Return another file of the same folder of the repo."""
+        """Return another file of the same folder, None if the repo has none of that name."""
         path = (self.path.parent / name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
     def changed(self) -> bool:
-        """Return a commit does not change."""
+        """Return False, because a commit does not change."""
         return False
 
     def holes(self) -> int:
-        """Return None: the Hub reports no times."""
+        """Return 0, because a file on the Hub has no holes."""
         return 0
 
     def _fetch(self, offset: int, length: int) -> bytes:
@@ -222,27 +222,25 @@ class RangeSource(Source):
         if stored and int(stored[2]) != self.size:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores {int(stored[2]):,}")
         if stored and int(stored[1]) != offset:
-            raise Doubtful("the Hub sent another part of it than was asked for")
+            raise Doubtful("the Hub sent another part of it than requested")
         data = bytearray()
-        for (
-            chunk
-        ) in reply.iter_raw():  # as it was sent: no compression was asked for, and a few bytes may unpack to many
-            self._took(len(chunk))  # checked at each piece, since a slowly dripping body can last for days
+        for chunk in reply.iter_raw():  # raw, because no compression was requested and a few bytes may unpack to many
+            self._took(len(chunk))  # checked at each piece, because a slow body can last for days
             data += chunk
             if len(data) > length:
-                raise Doubtful("the Hub sent more of it than was asked for")
+                raise Doubtful("the Hub sent more of it than requested")
         if len(data) != length:
-            raise Doubtful(f"the Hub sent {len(data):,} bytes where {length:,} were asked for")
+            raise Doubtful(f"the Hub sent {len(data):,} of {length:,} requested bytes")
         return bytes(data)
 
 
 def download(listing: Listing, config: HubConfig) -> Path:
-    """Bring the listed files into huggingface_hub's cache, or find them there. Returns the snapshot's folder."""
+    """Download the listed files into huggingface_hub's cache unless they are there. Return the snapshot's folder."""
     from huggingface_hub import snapshot_download
 
     address = listing.address
     exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # as patterns without wildcards
-    # The commit is given, so what was downloaded before is taken from the cache without a request to the Hub.
+    # The commit is given, so files downloaded before come from the cache without a request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.sendable_token, allow_patterns=exactly, library_name="gpuwarden",

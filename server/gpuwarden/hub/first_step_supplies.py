@@ -1,4 +1,4 @@
-"""Bring from the Hub what a rehearsal needs: the small files of its models, a few rows of its datasets."""
+"""Fetch a rehearsal's supplies from the Hub: the small files of its models and a few rows of its datasets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MOST_REPOS: Final = 24
 MOST_FILES: Final = 60
 MOST_BYTES: Final = 64 << 20
 MOST_OF_ROWS: Final = 4 << 20
-"""Characters of a split's features and rows."""
+"""The limit for a split's features and rows together, in characters of JSON."""
 PATIENCE_S: Final = 120.0
-"""Seconds for all supplies: a server may send one byte before every timeout."""
+"""Seconds for all supplies, because a server may send one byte before every timeout."""
 MOST_CONFIGS, MOST_SPLITS, MOST_ROWS = 4, 6, 8
 _WANTED: Final = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "*.tiktoken", "*.yaml")
 _UNWANTED: Final = ("*.index.json", "optimizer*", "training_args*", "trainer_state.json", "README*", "*/checkpoint-*")
@@ -43,7 +43,7 @@ class Supplies:
 
 
 async def bring(uses: Iterable[RepoUse], config: HubConfig, *, clock: Clock | None = None) -> Supplies:
-    """Return what the Hub, or its cache here, has of these repos. What can't be had is left out."""
+    """Return the supplies of these repos from the Hub or its local cache, without those that can't be fetched."""
     found = Supplies()
     named = list(dict.fromkeys((use.type, use.id) for use in uses))
     async with HubClient(config, clock=clock) as hub:
@@ -75,7 +75,7 @@ async def _model(hub: HubClient, name: str, found: Supplies) -> None:
 
 
 async def _content(hub: HubClient, path: str, most: int) -> bytes | None:
-    """Return one file; None for one that can't be had, or is larger than the Hub said."""
+    """Return one file; None if it can't be fetched or is longer than `most` bytes."""
     content = bytearray()
     async with hub.stream("GET", path) as response:
         if response.status_code != 200:
@@ -88,12 +88,12 @@ async def _content(hub: HubClient, path: str, most: int) -> bytes | None:
 
 
 def _cached(name: str) -> dict[str, bytes]:
-    """Return the small files that this machine's cache of the Hub has of a model."""
+    """Return a model's small files in this machine's cache of the Hub."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # the library raises errors of many kinds for a repo that is not there
+    except Exception:  # the library raises errors of many kinds for a missing repo
         return {}
     chosen: dict[str, bytes] = {}
     left = MOST_BYTES
@@ -106,8 +106,8 @@ def _cached(name: str) -> dict[str, bytes]:
 
 
 def wanted(path: str) -> bool:
-    """Return whether a file of a model's repo is a config, a part of a tokenizer, or code. A mirror of the Hub may name
-    files that lead out of the repo.
+    """Return whether a file of a model's repo is a config, a part of a tokenizer, or code. Reject paths that lead out
+    of the repo, which a mirror of the Hub may contain.
     """
     try:
         if local_name(path) != path:
@@ -132,7 +132,7 @@ async def _dataset(hub: HubClient, name: str, found: Supplies) -> None:
 
 
 async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
-    """Return features and rows of a config by split; a split that the viewer has no rows of is left out."""
+    """Return features and rows of a config by split, without splits for which the viewer has no rows."""
     found: dict[str, Any] = {}
     for split in config.splits[:MOST_SPLITS]:
         where = {"dataset": name, "config": config.name, "split": split.name}
@@ -143,7 +143,7 @@ async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
 
 
 def _rows(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return features and a few rows of an answer of the viewer; None where it has no usable one."""
+    """Return features and a few rows of the viewer's answer; None if it has no usable row."""
     try:
         features = {str(f["name"]): f["type"] for f in said["features"]}
         whole = [row["row"] for row in said["rows"] if not row.get("truncated_cells")] or [

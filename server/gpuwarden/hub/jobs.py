@@ -1,7 +1,7 @@
-"""Hugging Face Jobs over the Hub's REST interface: what the backend and the provider share.
+"""Hugging Face Jobs over the Hub's REST API, shared by the backend and the provider.
 
-The client library's own calls are not used here: following logs blocks for seconds, listing jobs ignores the given
-token, and running a local script prints to standard output, which an MCP server speaks its protocol on.
+The client library's own calls are not used: following logs blocks for seconds, listing jobs ignores the given token,
+and running a local script prints to standard output, which the MCP server needs for its protocol.
 """
 
 from __future__ import annotations
@@ -37,56 +37,56 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
 async def namespace(hub: HubClient) -> str:
-    """Return the account of the token, whose jobs these are. Raises AuthFailed, Unreachable."""
+    """Return the account of the token, which owns the jobs. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
-        raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in the environment that gpuwarden runs in.")
-    from gpuwarden.hub.preflight_facts import read_account  # brings the reader of scripts
+        raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in gpuwarden's environment.")
+    from gpuwarden.hub.preflight_facts import read_account  # imports the reader of scripts
 
     account = await read_account(hub)
     if not isinstance(account, Known):
         raise Unreachable(f"the token's account could not be looked up: {account.why}")
     if not account.value.name:
-        raise AuthFailed("the Hub refuses the token in use", "Make a new one at huggingface.co/settings/tokens.")
+        raise AuthFailed("the Hub refuses the token in use", "Create a new one at huggingface.co/settings/tokens.")
     return account.value.name
 
 
 async def submit(hub: HubClient, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Start one job. Raises Unreachable where it is unknown whether it was started."""
+    """Start one job. Raises Unreachable if it is unknown whether the job was started."""
     return checked(await hub.send("POST", f"/api/jobs/{owner}", dict(body)))
 
 
 async def inspect(hub: HubClient, owner: str, job_id: str) -> dict[str, Any] | None:
-    """Return one job; None when there is none of that id."""
+    """Return one job; None if no job has that id."""
     reply = await hub.get(f"/api/jobs/{owner}/{job_id}")
     return None if reply.status == 404 else checked(reply)
 
 
 async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
-    """Ask for the end of a job; one that is gone already is not an error."""
+    """Cancel a job. A job that is already gone is not an error."""
     reply = await hub.send("POST", f"/api/jobs/{owner}/{job_id}/cancel")
     if reply.status not in {200, 404, 409}:
         refuse(reply)
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return every job with these labels, all pages. A page of an unknown shape is BadReply, never "no jobs"."""
+    """Return every job with these labels, from all pages. Raises BadReply for a page of unknown shape."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"label": [f"{k}={v}" for k, v in labels.items()]})
     found = [checked(HubResponse(200, row, {})) for row in rows]
     return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
 
 
 async def live(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return every job of a namespace that runs or is about to."""
+    """Return every running or starting job of a namespace."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"stage": ["RUNNING", "SCHEDULING"]})
     return [checked(HubResponse(200, row, {})) for row in rows]
 
 
 async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return the scheduled jobs of a namespace; each starts jobs by itself unless it is suspended."""
+    """Return the scheduled jobs of a namespace. Each starts jobs by itself unless it is suspended."""
     rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
     for row in rows:
         if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
-            raise BadReply("the Hub listed a scheduled job in a shape that is not known", "Try again.")
+            raise BadReply("the Hub listed a scheduled job in an unknown shape", "Try again.")
     return rows
 
 
@@ -97,7 +97,7 @@ async def paged(
     *,
     missing: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of every page. A page that is not a list of objects is BadReply; `missing` is what 404 means."""
+    """Return the rows of every page; `missing` are the rows for a 404. Raises BadReply for an invalid page."""
     rows: list[dict[str, Any]] = []
     for _ in range(1_000):
         reply = await hub.get(path, params)
@@ -116,7 +116,7 @@ async def paged(
 
 
 async def make_bucket(hub: HubClient, bucket: str) -> None:
-    """Make sure that a bucket exists; a new one is private."""
+    """Create a private bucket unless it exists."""
     reply = await hub.get(f"/api/buckets/{bucket}")
     if reply.status == 404:
         reply = await hub.send("POST", f"/api/buckets/{bucket}", {"visibility": "private"})
@@ -125,7 +125,7 @@ async def make_bucket(hub: HubClient, bucket: str) -> None:
 
 
 async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
-    """Return what a running job uses now, as the Hub measures it once a second; empty where nothing came in time."""
+    """Return a running job's present usage, which the Hub measures once a second; empty if none arrives in time."""
     with anyio.move_on_after(USAGE_S):
         async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/metrics", timeout_s=USAGE_S) as response:
             if response.status_code != 200:
@@ -141,11 +141,11 @@ async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
 
 
 MOST_MICRO_USD: Final = 10**15
-"""A price is below this, so that sums with it stay finite."""
+"""The limit for a price, so that sums stay finite."""
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
-    """Return flavors and what an hour costs in US dollars, as the Hub lists them now."""
+    """Return the Hub's present flavors with their prices in US dollars per hour."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
         raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
@@ -158,7 +158,7 @@ async def prices(hub: HubClient) -> dict[str, float]:
 
 
 def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
-    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest with what there is."""
+    """Return the flavor for a request such as `a100-large` or `a100` x 4. Raises BadRequest with the known flavors."""
     word = (gpu or "cpu-basic").lower()
     stem = word.removesuffix("-large").removesuffix("-small")
     wishes = [word] if count == 1 else [f"{word}x{count}", f"{stem}x{count}"]
@@ -167,7 +167,9 @@ def flavor_of(gpu: str | None, count: int, known: Mapping[str, float]) -> str:
         if wish in known:
             return wish
     named = f"{word} x {count}" if count > 1 else word
-    raise BadRequest(f"Hugging Face Jobs has no flavor for {line(named, 60)}", f"It has {', '.join(sorted(known))}.")
+    raise BadRequest(
+        f"Hugging Face Jobs has no flavor for {line(named, 60)}", f"Use one of {', '.join(sorted(known))}."
+    )
 
 
 def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> Quote:
@@ -184,7 +186,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
     """Return the log from its beginning up to about `upto` bytes, and whether it was read to its present end.
 
-    A running job's stream stays open: it counts as read when nothing came for a moment.
+    A running job's stream stays open. It counts as read to its end after `IDLE_S` without data.
     """
     text = bytearray()
     try:
@@ -217,22 +219,20 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub shows it. Raises BadReply for a shape that is not known, and a `WardenError` for a
-    refusal.
-    """
+    """Return a job as the Hub shows it. Raises BadReply for an unknown shape, and a `WardenError` for a refusal."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
     if not isinstance(job, dict) or not _ID.fullmatch(str(job.get("id"))) or stage_of(job) not in STAGES:
-        raise BadReply("the Hub's answer about a job has a shape that is not known", "Nothing is concluded from it.")
+        raise BadReply("the Hub's answer about a job has an unknown shape", "Nothing is concluded from it; try again.")
     return job
 
 
 def refuse(reply: HubResponse) -> None:
-    """Raise the error that a refusal means."""
+    """Raise the `WardenError` for a refusal's status."""
     said = reply.said
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub refused: {said}", "The token needs write access, and the account a credit balance.")
+        raise AuthFailed(f"the Hub refused: {said}", "The token needs write access and the account needs credits.")
     if reply.status == 402:
         raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
     if reply.status in {400, 422}:
@@ -243,13 +243,13 @@ def refuse(reply: HubResponse) -> None:
 
 
 def stage_of(job: Mapping[str, Any]) -> str:
-    """Return the stage, empty where none is shown."""
+    """Return the stage, empty if the Hub shows none."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
 
 
 def moment(text: object) -> float | None:
-    """Return a time from the Hub in seconds since the epoch; None for anything else."""
+    """Return a time from the Hub in seconds since the epoch; None if it is not a valid time."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except (ValueError, OverflowError):
@@ -257,12 +257,12 @@ def moment(text: object) -> float | None:
 
 
 def message_of(job: Mapping[str, Any]) -> str:
-    """Return the platform's message on the stage; a timeout has no stage and appears only here."""
+    """Return the platform's message on the stage. A timeout has no stage of its own, only this message."""
     status = job.get("status")
     return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
 
 
 def labels_of(job: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels."""
+    """Return a job's labels."""
     labels = job.get("labels")
     return {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}

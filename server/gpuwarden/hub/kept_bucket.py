@@ -1,7 +1,7 @@
 """Read an artifact store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
 
-A bucket lists a hash of the Hub's own chunks and no SHA-256, so its word can't be compared with sealed digests. Small
-files are read whole, within a limit. A larger one is proven by a pull, whose bytes are hashed as they arrive.
+A bucket lists a hash of the Hub's own chunks and no SHA-256, so its list can't be compared with sealed digests. Small
+files are read whole, within a limit. A larger one is proven by a pull, which hashes the bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.hub.files import Address, HubFile, Listing, RangeSource
 SMALL: Final = 1 << 20
 MOST_READ: Final = 64 << 20
 _PATHS: Final = 500
-"""Names in one request."""
+"""The largest number of names in one request."""
 _PIECE: Final = 4 << 20
 
 
@@ -38,19 +38,19 @@ class BucketSource(RangeSource):
 
 
 class BucketReader:
-    """A bucket as a `Store`. It has no commits: what is read may be newer than what was listed, as digests show."""
+    """A bucket as a `Store`. It has no commits, so content may be newer than the listing; digests reveal that."""
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
         self._address, self._config, self._clock = address, config, clock
         self._sizes: dict[str, int] = {}
 
     async def reach(self) -> None:
-        """Look at the bucket."""
+        """Check that the bucket can be read."""
         async with HubClient(self._config, clock=self._clock) as hub:
             self._good(await hub.get(f"/api/buckets/{self._address.root}"))
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None where there is none."""
+        """Return the manifest's content, None if it does not exist."""
         self._sizes.pop(key, None)
         size = (await self._listed([key])).get(key)
         if size is None:
@@ -60,7 +60,7 @@ class BucketReader:
         return b"".join([piece async for piece in self.read(key)])
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the listed files of those names; with `read` the small ones with their digests."""
+        """Return the existing files among `keys`. `read`: read the small ones to add their digests."""
         found: dict[str, StoredFile] = {}
         count = 0
         for key, size in (await self._listed(keys)).items():
@@ -74,7 +74,7 @@ class BucketReader:
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one file from `offset`."""
         if key not in self._sizes and key not in await self._listed([key]):
-            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Look at what is kept there.")
+            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the content of the store.")
         listing = Listing(Address("model", self._address.root), "", {key: HubFile(self._sizes[key], None)})
         source = BucketSource(listing, key, self._config)
         for at in range(offset, source.size, _PIECE):
@@ -84,7 +84,7 @@ class BucketReader:
                 raise Unreachable(f"{self._address}: {line(key, 200)} {why}", "Try again.") from why
 
     async def _listed(self, keys: Sequence[str]) -> dict[str, int]:
-        """Ask for the sizes of files, and return those that there are."""
+        """Return the sizes of the existing files among `keys`."""
         found: dict[str, int] = {}
         async with HubClient(self._config, clock=self._clock) as hub:
             for at in range(0, len(keys), _PATHS):
@@ -100,9 +100,13 @@ class BucketReader:
         if reply.status == 200:
             return reply
         if reply.status == 404:
-            raise NotFound(f"the Hub has no bucket {self._address.root} that this token can see", "Make it on the Hub.")
+            raise NotFound(
+                f"the Hub has no bucket {self._address.root} that this token can see", "Create it on the Hub."
+            )
         if reply.status in {401, 403}:
-            raise AuthFailed(f"the Hub does not show {self._address}: {reply.said}", "Set a token that may read it.")
+            raise AuthFailed(
+                f"the Hub denied access to {self._address}: {reply.said}", "Set a token with read access to it."
+            )
         raise BadReply(f"the Hub answered {reply.status} for {self._address}: {reply.said}", "Try again.")
 
 

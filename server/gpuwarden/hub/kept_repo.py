@@ -1,6 +1,6 @@
 """Read an artifact store in a repo on the Hub: sizes and digests as the Hub lists them at one commit.
 
-The Hub lists no SHA-256 of the small files that it stores in git; those are read whole, within a limit.
+The Hub lists no SHA-256 for the small files that it stores in git; those are read whole, within a limit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpuwarden.hub.client import HubClient, HubConfig
 from gpuwarden.hub.files import Address, Listing, RangeSource, list_files
 
 SMALL: Final = 10 << 20
-"""No larger file is stored in git."""
+"""The Hub stores no larger file in git."""
 MOST_READ: Final = 256 << 20
 _PIECE: Final = 4 << 20
 
 
 class RepoReader:
-    """A repo as a `Store`. Everything is read at the commit of the first look."""
+    """A repo as a `Store`. All reads use the commit of the first listing."""
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
         self._address, self._config, self._clock = address, config, clock
@@ -37,7 +37,7 @@ class RepoReader:
         await self._list()
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None where there is none."""
+        """Return the manifest's content, None if it does not exist."""
         listing = await self._list()
         if listing is None or key not in listing.files:
             return None
@@ -46,7 +46,7 @@ class RepoReader:
         return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the listed files of those names; with `read` those that are stored in git with their digests."""
+        """Return the existing files among `keys`. `read`: read those stored in git to add their digests."""
         listing = await self._list()
         found: dict[str, StoredFile] = {}
         count = 0
@@ -67,13 +67,13 @@ class RepoReader:
         """Stream one file from `offset`."""
         listing = await self._list()
         if listing is None or key not in listing.files:
-            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Look at what is kept there.")
+            raise NotFound(f"{self._address} has no file {line(key, 200)}", "Check the content of the store.")
         source = RangeSource(listing, key, self._config)
         for at in range(offset, source.size, _PIECE):
             yield await to_thread.run_sync(self._piece, source, at, abandon_on_cancel=True)
 
     async def _list(self) -> Listing | None:
-        """Return the files of the repo, None where it has none yet. Raises NotFound for a repo that is not there."""
+        """Return the files of the repo, None if it has none yet. Raises NotFound if the repo does not exist."""
         if self._listing is None:
             address = Address("dataset" if self._address.kind == "dataset" else "model", self._address.root)
             async with HubClient(self._config, clock=self._clock) as hub:

@@ -1,4 +1,4 @@
-"""Gather the Hub facts that the submit rules read: one request for each repo that the job names."""
+"""Collect the Hub facts for the submit rules, by one request for each repo that the job names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 async def hub_facts(
     script: ScriptFacts | None, spec: JobSpec, configured: Callable[[], HubConfig], *, clock: Clock | None = None
 ) -> HubFacts | None:
-    """Return the Hub facts for the rules; None when the job does not touch the Hub. Never raises for its failures."""
+    """Return the Hub facts for the rules; None if the job does not use the Hub. Never raises for errors of the Hub."""
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
@@ -57,7 +57,7 @@ async def hub_facts(
                 group.start_soon(one, use)
             if pushes and config.token:
                 group.start_soon(who)
-        named = {u.id for u in found}  # the base models of adapters have to exist too
+        named = {u.id for u in found}  # the base models of adapters must exist too
         bases = [
             RepoUse(base, "model", use.line, "base")
             for use, repo in found.items()
@@ -74,7 +74,7 @@ async def hub_facts(
 
 
 async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
-    """Return a model's config.json; None where it can't be read."""
+    """Return a model's config.json; None if it can't be read."""
     if not repo.readable or "config.json" not in {f.path for f in repo.files}:
         return None
     try:
@@ -85,7 +85,7 @@ async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
-    """Return the account of the token in use. A refused token is Known, without a name and rights."""
+    """Return the account of the token in use. A refused token gives a Known account without a name and rights."""
     try:
         reply = await hub.get("/api/whoami-v2")
     except WardenError as error:
@@ -109,7 +109,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return the repos of the script, one use for each way it is read, and those that plain variables name."""
+    """Return the repos of the script, one use for each way a repo is read, and those named by plain variables."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []

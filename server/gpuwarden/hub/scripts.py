@@ -1,7 +1,7 @@
 """Fetch scripts that a command names by URL.
 
-Only places that are known to serve raw files are asked, and redirects are not followed: an address comes from whoever
-wrote the command, and this machine may reach what they can't.
+Only hosts that are known to serve raw files are contacted, and redirects are not followed: the author of the command
+chooses the address, and this machine may reach hosts that the author can't.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """A script's text, or what is wrong with its address."""
+    """A script's text, or the problem with its address."""
 
     text: str = ""
     trouble: str = ""
 
 
 async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetched] | None:
-    """Fetch the first script URL of a command; None when it has none that may be fetched."""
+    """Fetch the first script URL of a command; None if no URL may be fetched."""
     hosts = RAW_HOSTS | {urlsplit(config.endpoint).netloc}
     address = next((w for w in command if _ADDRESS.fullmatch(w) and urlsplit(w).netloc.lower() in hosts), None)
     if address is None or "/blob/" in address:
@@ -43,7 +43,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     mine = address.startswith(config.endpoint + "/") and config.token
     headers = {"Authorization": f"Bearer {config.sendable_token}"} if mine else {}
     try:
-        with anyio.fail_after(TIMEOUT_S):  # of the whole: a body may drip for days
+        with anyio.fail_after(TIMEOUT_S):  # limits the whole, because a slow body may last for days
             async with (
                 httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
                 session.stream("GET", address, headers=headers) as reply,

@@ -1,4 +1,4 @@
-"""Search the Hub's datasets, in rows that one can choose from."""
+"""Search the Hub's datasets and return compact rows to choose from."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ async def dataset_search(
 ) -> SearchAnswer:
     """Find datasets by words of their names, owner and tags (such as `task_categories:text-generation`)."""
     if not 1 <= limit <= MAX_ROWS:
-        raise BadRequest(f"limit is {limit}; it can be 1 to {MAX_ROWS}")
+        raise BadRequest(f"limit is {limit}; it must be 1 to {MAX_ROWS}")
     if sort not in _SORTS:
-        raise BadRequest(f"sort is {line(sort, 40)!r}; it can be {', '.join(_SORTS)}")
+        raise BadRequest(f"sort is {line(sort, 40)!r}; it must be one of {', '.join(_SORTS)}")
     if len(query) > 200 or len(author) > 96 or len(tags) > 10 or any(len(t) > 100 for t in tags):
         raise BadRequest("the query is too long", "Use up to 200 characters, and up to 10 tags of 100.")
     before = hub.requests
     found = await _ask(hub, query, author, tags, sort, limit)
     note = ""
     if not found and author and query:
-        # The search looks at names only; what the author has is the next best answer.
+        # The Hub searches names only. The author's other datasets are the next best answer.
         found = await _ask(hub, "", author, tags, sort, limit)
-        note = f"nothing of {author} has {query!r} in its name; these are {author}'s datasets" if found else ""
+        note = f"no dataset of {author} has {query!r} in its name; these are {author}'s datasets" if found else ""
     if not found:
-        note = "nothing found: the Hub searches names only, so try fewer or shorter words, or no author"
+        note = "no dataset found: the Hub searches names only, so try fewer or shorter words, or no author"
     return SearchAnswer(
         datasets=tuple(found[:limit]),
         more=len(found) > limit,

@@ -1,8 +1,8 @@
-"""Suggest ids that were probably meant by one that does not exist.
+"""Suggest existing ids that are similar to one that does not exist.
 
-No single query finds it: the Hub's search looks at names only, and how it cuts them into words is not documented. So
-four are asked at once (the namespace with the name, the namespace's most used repos, the longest words of the name
-anywhere, the same id as another type), and what comes back is ranked here.
+No single query is enough: the Hub searches names only, and how it splits them into words is not documented. So four
+queries run at once (the namespace with the name, the namespace's most used repos, the longest words of the name
+anywhere, the same id as another type), and the results are ranked here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOOD_ENOUGH = 38.0
 
 
 async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ...]:
-    """Return up to five ids, the likeliest first. Empty when nothing is similar, or when the Hub did not respond."""
+    """Return up to five ids, the likeliest first; empty if none is similar or the Hub did not respond."""
     owner, _, name = repo_id.rpartition("/")
     words = sorted(tokens(name), key=lambda w: (w.isdigit(), -len(w), w))[:2]
     queries: list[dict[str, Any]] = [{"search": word, "limit": 40, "sort": "downloads"} for word in words]
@@ -66,8 +66,8 @@ def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
 
 
 def score(wanted: str, candidate: str) -> float:
-    """Return a similarity from 0 to about 108. Owner and name are compared apart, so that a shared owner can't carry an
-    unrelated name.
+    """Return a similarity from 0 to about 108. Owner and name are compared separately, so that an unrelated name of the
+    same owner scores low.
     """
     owner, _, name = wanted.lower().rpartition("/")
     their_owner, _, their_name = candidate.lower().rpartition("/")

@@ -1,6 +1,6 @@
-"""The dataset viewer: configs, splits, rows, columns, and a few rows to look at.
+"""The dataset viewer: configs, splits, rows, columns, and a preview of a few rows.
 
-One request of `/info` answers the structure of a dataset whose conversion worked. Where it did not, `/splits` still
+One request to `/info` returns the structure of a dataset whose conversion succeeded. If it failed, `/splits` still
 names the configs, and the rows themselves name the columns. Facts that the viewer lacks stay unknown, with the reason.
 """
 
@@ -21,7 +21,7 @@ PREVIEW = 8_000
 
 
 async def structure(hub: HubClient, dataset: str, only: str | None = None) -> Structure:
-    """Return the structure of a dataset, of config `only` or of all of them. Never raises for a viewer that fails."""
+    """Return the structure of a dataset, of config `only` or of all configs. Never raises for errors of the viewer."""
     try:
         params = {"dataset": dataset} | ({"config": only} if only else {})
         info = await hub.get("/info", params, viewer=True)
@@ -35,7 +35,7 @@ async def structure(hub: HubClient, dataset: str, only: str | None = None) -> St
 async def preview(
     hub: HubClient, dataset: str, config: str | None, split: str | None, offset: int, limit: int
 ) -> tuple[str, Config | None]:
-    """Return some rows as fenced JSON lines, and the config with the columns that they showed."""
+    """Return some rows as fenced JSON lines, and the config with the columns of these rows."""
     if config is None or split is None:
         listed = await hub.get("/splits", {"dataset": dataset}, viewer=True)
         pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((listed.json or {}).get("splits"))]
@@ -47,7 +47,7 @@ async def preview(
     if reply.status != 200 and offset == 0:
         reply = await hub.get("/first-rows", where, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return f"no rows: the dataset viewer said {reply.said}", None
+        return f"no rows: the dataset viewer answered {reply.said}", None
     rows = []
     for item in _dicts(reply.json.get("rows"))[:limit]:
         cells: dict[str, Any] = {}
@@ -83,14 +83,14 @@ def _from_info(answer: Any, only: str | None) -> Structure | None:
 async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: HubResponse) -> Structure:
     reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return Structure(known=False, why=f"the dataset viewer said: {reply.said}")
+        return Structure(known=False, why=f"the dataset viewer answered: {reply.said}")
     splits: dict[str, list[Split]] = {}
     for item in _dicts(reply.json.get("splits")):
         splits.setdefault(line(item.get("config")), []).append(Split(name=line(item.get("split"))))
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
-        # Rows can often be read where the conversion is pending or failed; one page of rows shows the columns.
+        # Rows can often be read while the conversion is pending or after it failed; one page of rows has the columns.
         first, split = configs[0], configs[0].splits[0].name
         where = {"dataset": dataset, "config": first.name, "split": split}
         rows = await hub.get("/first-rows", where, viewer=True)
@@ -144,7 +144,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def short_type(feature: Any, depth: int = 0) -> str:
-    """Return a feature of the `datasets` library in one short string."""
+    """Return a feature of the `datasets` library as one short string."""
     if depth > 6:
         return "..."
     if isinstance(feature, list):

@@ -1,7 +1,7 @@
-"""Build the start of the server by a client: the command line, and the entry in the client's own form.
+"""Build the command line with which a client starts the server, and the entry in the client's own format.
 
-A plugin starts the server from its own folder with uv and the lock file there. Where only a configuration file is
-written, the server is this installation, or is fetched by uvx.
+A plugin starts the server from its own folder, with uv and the lock file in it. Without a plugin, the entry in the
+client's configuration file starts this installation, or lets uvx fetch the server.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Final
 
 NAME: Final = "gpuwarden"
 CLIENT_NAMES: Final = ("claude", "codex", "gemini", "cursor", "vscode", "zed")
-"""The clients that `gpuwarden setup` knows."""
+"""The clients that `gpuwarden setup` supports."""
 SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
-"""What uvx installs from. Once the package is on PyPI this line is `gpuwarden=={version}`, and nothing else changes."""
+"""The package source for uvx. When the package is on PyPI, change only this line, to `gpuwarden=={version}`."""
 FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""Names that Gemini does not pass on by itself, those whose value may look secret to it, and gpuwarden's own."""
+"""Names that Gemini does not pass on by default, names whose value may look secret to it, and gpuwarden's own."""
 FIRST_START_S: Final = 300
-"""Seconds that a first start may take, since it downloads the packages of the lock file."""
+"""Maximum seconds for a first start, which downloads the packages of the lock file."""
 
 Run = dict[str, Any]
 
@@ -34,23 +34,23 @@ def serve(client: str) -> list[str]:
 
 
 def from_folder(client: str, folder: str = "") -> Run:
-    """Return the command that starts the server from a plugin's folder; without one, from the working directory."""
+    """Return the command that starts the server from a plugin's folder, by default the working directory."""
     where = ["--project", folder] if folder else []
     return {"command": "uv", "args": ["run", *where, *FROZEN, *serve(client)]}
 
 
 def from_source(client: str, version: str) -> Run:
-    """Return the command that fetches a version of the server, and starts it."""
+    """Return the command that fetches a version of the server and starts it."""
     return {"command": "uvx", "args": ["--from", SOURCE.format(version=version), *serve(client)]}
 
 
 def in_cache() -> bool:
-    """Return whether this installation is in uv's cache, as uvx runs it; it may be gone tomorrow."""
+    """Return whether this installation is in uv's cache, as uvx creates it; uv may delete it at any time."""
     return "archive-v0" in Path(sys.prefix).parts
 
 
 def from_here(client: str, version: str) -> Run:
-    """Return the command that starts this installation, or that fetches it again where it does not stay."""
+    """Return the command that starts this installation, or that fetches it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)
     return {"command": sys.executable, "args": ["-m", *serve(client)]}
@@ -59,8 +59,8 @@ def from_here(client: str, version: str) -> Run:
 def entry(client: str, run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Return a client's entry for the server. `names` are the variables to pass on; no value is written.
 
-    Claude Code, Cursor, VS Code and Zed start a server with their own environment. Codex passes what is named. Gemini
-    keeps back what looks secret unless the entry names it, and `${NAME:-}` is empty where nothing is set.
+    Claude Code, Cursor, VS Code and Zed start a server with their own environment. Codex passes only named variables.
+    Gemini withholds variables that look secret unless the entry names them; `${NAME:-}` is empty if NAME is not set.
     """
     if client == "codex":
         return {**run, "env_vars": list(names), "startup_timeout_sec": FIRST_START_S}

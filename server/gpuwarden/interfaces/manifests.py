@@ -1,12 +1,12 @@
-"""Write the files by which clients and registries install this repository, from pyproject.toml.
+"""Generate the files from which clients and registries install this repository.
 
-`python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and licence have their
-one home in pyproject.toml, the command in `launch`, the variables in the tables of those who read them. A test checks
-that the files are current.
+`python -m gpuwarden.interfaces.manifests` in a checkout writes them. Name, version, description and license come from
+pyproject.toml, the command from `launch`, the variables from the docstring tables of the modules that read them. A test
+checks that the files are current.
 
-Claude Code, Codex and Gemini start the server from the plugin's folder, each by a file of its own: only Claude Code
-expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini `${extensionPath}`, and Codex takes `"cwd": "."`. The plugin
-of the portable format (Agent Plugins) has a folder of its own, since Codex would prefer it to its own file.
+Claude Code, Codex and Gemini start the server from the plugin's folder, each with a separate file: only Claude Code
+expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex takes `"cwd": "."`. The
+plugin of the portable format (Agent Plugins) is in a separate folder, because Codex would prefer it to its own file.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:
-    """Return the entry of the MCP registry; its name is the one that README.md proves."""
+    """Return the entry of the MCP registry, with the name from README.md. Raises ValueError if README.md has none."""
     proof = REGISTRY_NAME.search((root / "README.md").read_text("utf-8"))
     if proof is None:
         raise ValueError("README.md has no line <!-- mcp-name: ... -->")
@@ -130,7 +130,7 @@ def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variab
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write every manifest; return how many files changed."""
+    """Write every manifest; return the number of changed files."""
     changed = 0
     for path, text in manifests(root).items():
         file = root / path

@@ -1,8 +1,8 @@
-"""List the variables that a client has to pass on to the server, from the tables of those who read them.
+"""List the variables that a client must pass on to the server, from the docstring tables of the modules that read them.
 
-Claude Code passes its whole environment. Codex passes the variables that are listed by name, and Gemini leaves out
-names that look secret. So each plug-in lists its variables in a table of its module's docstring, and the manifests and
-`gpuwarden setup` name all of them. Only names go into a file, never a value.
+Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits names
+that look secret. So each plug-in lists its variables in a table in its module docstring, and the manifests and
+`gpuwarden setup` name all of them. Files contain only names, never values.
 
     | variable | meaning |
     |---|---|
@@ -26,20 +26,20 @@ _ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.
 READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notify", "providers._account")
 """Modules that read variables and are not plug-ins."""
 SYSTEM: Final = {
-    "XDG_CONFIG_HOME": "where the policy file is, unless GPUWARDEN_POLICY names it",
-    "XDG_DATA_HOME": "where the ledger is, unless GPUWARDEN_HOME names it",
-    "XDG_STATE_HOME": "where the servers of this account are listed",
-    "XDG_CACHE_HOME": "where the Hub's cache is, unless HF_HOME names it",
-    "SSH_AUTH_SOCK": "the agent that holds SSH keys",
+    "XDG_CONFIG_HOME": "folder of the policy file, unless GPUWARDEN_POLICY names it",
+    "XDG_DATA_HOME": "folder of the ledger, unless GPUWARDEN_HOME names it",
+    "XDG_STATE_HOME": "folder of the list of this account's servers",
+    "XDG_CACHE_HOME": "folder of the Hub's cache, unless HF_HOME names it",
+    "SSH_AUTH_SOCK": "the socket of the SSH agent",
     "HTTPS_PROXY": "the proxy of the network",
-    "NO_PROXY": "addresses that are reached without it",
+    "NO_PROXY": "addresses that bypass the proxy",
 }
 """Variables of the system that libraries read."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable: its name, what it means, and whether its value is a secret."""
+    """One variable: its name, its meaning, and whether its value is a secret."""
 
     name: str
     meaning: str
@@ -49,14 +49,14 @@ class Variable:
 def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variable]:
     """Return every variable that the server or a plug-in reads, gpuwarden's own first. Imports every plug-in.
 
-    `allowed` are the secrets that the policy lets jobs have; the server reads their values.
+    `allowed` are the secrets that the policy allows for jobs; the server reads their values.
     """
     from gpuwarden.backends.base import BACKENDS
     from gpuwarden.providers.base import PROVIDERS, account_keys
 
     own, *readers = (importlib.import_module(f"gpuwarden.{name}") for name in READERS)
     plugins = [module for registry in (PROVIDERS, BACKENDS) for _, module in registry.usable()]
-    # Variables that make the policy stricter: one that a client drops would leave it as loose as before.
+    # Variables that make the policy stricter: if a client dropped one, the policy would stay looser than intended.
     tightening = {
         PREFIX + field.path.upper().replace(".", "_"): f"may {field.by_variable.may} {field.path} of the policy"
         for field in policy_fields()
@@ -67,12 +67,12 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
         meanings |= dict(documented(module))
     keys = account_keys()
     secrets = {n for n in meanings if not n.endswith("_FILE") and (n in keys or SECRET_NAME.search(n))}
-    given = {n: "a secret that the policy lets jobs have" for n in allowed if n.isidentifier() and n not in meanings}
+    given = {n: "a secret that the policy allows for jobs" for n in allowed if n.isidentifier() and n not in meanings}
     return [Variable(n, m, n in secrets or n in given) for n, m in (meanings | given | SYSTEM).items()]
 
 
 def documented(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield the variables in the table of a module's docstring, each with its meaning."""
+    """Yield the variables in the table of a module docstring, each with its meaning."""
     for names, meaning in _ROW.findall(module.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             yield name, meaning

@@ -1,6 +1,6 @@
 """The strict loader of `references/**/*.md`.
 
-A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` where it contains entries). An entry is a
+A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` if it contains entries). An entry is a
 level-2 heading and one fenced block:
 
     ## OOM-003 · CUDA out of memory in the first backward pass
@@ -15,8 +15,8 @@ level-2 heading and one fenced block:
     verified: 2026-11
     ```
 
-Optional keys: `aliases` (other words for it), `see` (ids of related entries), `signs` (observations of a job apart from
-its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
+Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
+from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
 failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean
 nothing once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every mistake is
 reported with file and line.
@@ -65,16 +65,16 @@ class Problem:
 
 
 class Unsigned(StrEnum):
-    """Why an entry has no signature: no line of a job's log could tell it from others."""
+    """The reason why an entry has no signature: no line of a job's log distinguishes it from others."""
 
     SILENT = "silent"
-    """The run prints nothing that gives it away."""
+    """The run prints nothing specific to it."""
     ADVICE = "advice"
     """A choice before a run, not a failure."""
     CONSOLE = "console"
-    """A platform's page, bill or machine shows it, not the job's log."""
+    """A platform's page, bill or machine shows it; the job's log does not."""
     SHARED = "shared"
-    """It prints the line of another entry; what was going on tells them apart."""
+    """Its log line is also that of another entry; the circumstances distinguish them."""
 
 
 class Block(Frozen):
@@ -102,7 +102,7 @@ class Block(Frozen):
 
 
 class Gotcha(Block):
-    """One known failure. `page` is its file below the references, `line` that of its heading."""
+    """One known failure. `page` is its file below the references, `line` the line number of its heading."""
 
     id: str
     title: Words
@@ -124,7 +124,7 @@ class Front(Frozen):
 
 
 class Page(Front):
-    """One file of the references. `body` is the Markdown below the front matter, `first` its first line's number."""
+    """One file of the references. `body` is the Markdown below the front matter, `first` its first line number."""
 
     path: str
     body: str
@@ -168,7 +168,7 @@ def load(root: Path) -> Catalogue:
 
 
 def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
-    """Read every page below `root`: what could be read, and every mistake found on the way."""
+    """Read every page below `root`. Return the catalogue of valid pages, and all mistakes found."""
     pages: list[Page] = []
     gotchas: list[Gotcha] = []
     problems: list[Problem] = []
@@ -178,7 +178,7 @@ def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
         if page is not None:
             pages.append(page)
             gotchas.extend(reader.entries(page))
-    # Mistakes that only show across files: an id used twice, a `see` that leads nowhere.
+    # Mistakes that only show across files: an id used twice, a `see` without a target.
     first: dict[str, Gotcha] = {}
     for gotcha in gotchas:
         other = first.setdefault(gotcha.id, gotcha)

@@ -1,8 +1,8 @@
 """Decision lists: ordered checks for symptoms with several causes.
 
 A list is a block ```` ```yaml decision ```` below a level-2 heading of `references/decisions.md`. A check has a command
-as an argument list, never as text for a shell, and outcomes. A check that `reads` changes nothing and ends by itself;
-its outcomes are decided by a number or a pattern in what the command printed, others by the person who runs it.
+as an argument list, never as text for a shell, and outcomes. A check that `reads` changes nothing and terminates
+without input; a number or a pattern in the command's output decides its outcome. The user decides all others.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ READERS = {
     "nvidia-smi": r"--query(?:-gpu=[\w.,]+)?|--display=[A-Z,]+|--format=csv,noheader(?:,nounits)?",
     "ps": r"-eo|[a-z]+=(?:,[a-z]+=)*",
 }
-"""Programs that check_job may run, with the arguments that they may get: they read, and end by themselves."""
+"""Programs that check_job may run, with the arguments allowed for each: they only read, and they terminate."""
 MAX_TEXT, MAX_ROW = 16 << 10, 400
-"""Characters of an output, the last ones, and of each line of it that are judged. A machine may answer anything, so
-they bound what a pattern costs, as does the removal of blank lines."""
+"""The number of characters judged: of an output (from its end) and of each of its lines. A machine may answer anything,
+so these limits, and the removal of blank lines, bound the cost of a pattern."""
 PLACEHOLDERS = frozenset({"folder", "job", "engine", "pid", "script"})
 _PLACEHOLDER = re.compile(r"(?<!%)\{(\w+)\}")
 Words = Annotated[str, Field(min_length=3, max_length=200)]
@@ -52,9 +52,9 @@ class Where(StrEnum):
 
 
 class Outcome(Frozen):
-    """One thing that a check may show: `when` for a person, the other tests for a program, which needs them all.
+    """One possible result of a check. `when` describes it for the user; the other fields are tests that must all pass.
 
-    An outcome of a reading check without a test is what is left when no other fits.
+    In a check with `reads`, an outcome without a test applies if no other outcome fits.
     """
 
     id: Name
@@ -72,7 +72,7 @@ class Outcome(Frozen):
         return value
 
     def fits(self, text: str, number: float | None) -> bool:
-        """Return whether what a command printed, and the number in it, pass the tests."""
+        """Return whether a command's output, and the number in it, pass the tests."""
         limited = self.least is not None or self.most is not None
         if limited and number is None:
             return False
@@ -82,9 +82,9 @@ class Outcome(Frozen):
 
 
 class Check(Frozen):
-    """One question, the command that answers it, and its outcomes in the order in which they are tried.
+    """One question, the command that answers it, and its outcomes in the order of testing.
 
-    `value` finds numbers in the output, of which the largest counts: a group, or `part` and `whole` for a percentage.
+    `value` finds numbers in the output and the largest counts: a group, or `part` and `whole` for a percentage.
     """
 
     id: Name
@@ -105,7 +105,7 @@ class Check(Frozen):
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
             raise ValueError(f"{self.id}: value belongs to outcomes with least or most")
         if self.reads and not self._only_reads(names):
-            raise ValueError(f"{self.id}: this command may do more than read, or needs a value that nobody knows")
+            raise ValueError(f"{self.id}: this command may do more than read, or needs a value that is not known")
         return self
 
     def _only_reads(self, names: set[str]) -> bool:
@@ -115,7 +115,7 @@ class Check(Frozen):
         return known and names <= {"folder"} and self.on is Where.MACHINE
 
     def number(self, text: str) -> float | None:
-        """Return the largest finite number in what the command printed; None where there is none."""
+        """Return the largest finite number in a command's output, or None if it has none."""
         found = []
         for match in re.finditer(self.value, text) if self.value else ():
             groups = match.groupdict()
@@ -126,9 +126,9 @@ class Check(Frozen):
         return max((number for number in found if math.isfinite(number)), default=None)
 
     def judge(self, text: str, exit_code: int = 0) -> tuple[Outcome | None, float | None]:
-        """Return the first outcome that fits what the command printed, with the number that decided it.
+        """Return the first outcome that fits a command's output, with the number that decided it.
 
-        Of a command that failed only a pattern says something.
+        If the command failed, only outcomes with a pattern are tested.
         """
         text = "\n".join(row[:MAX_ROW] for row in text[-MAX_TEXT:].splitlines() if row.strip())
         number = self.number(text)
@@ -142,7 +142,7 @@ class Check(Frozen):
 
 
 class DecisionList(Frozen):
-    """The checks for one symptom. `entries` are those whose diagnosis leaves open which cause it is."""
+    """The checks for one symptom. `entries` are the diagnoses that do not decide between its causes."""
 
     id: Name
     title: str = ""
@@ -153,7 +153,7 @@ class DecisionList(Frozen):
 
     @property
     def links(self) -> Iterator[str]:
-        """Yield the ids of all entries that the list leads to."""
+        """Yield the ids of all linked entries."""
         yield from self.entries
         for check in self.checks:
             for outcome in check.outcomes:
@@ -161,7 +161,7 @@ class DecisionList(Frozen):
 
 
 def read_lists(text: str, name: str = PAGE) -> tuple[DecisionList, ...]:
-    """Return the lists of a page. Raises BadRequest with file and line for a mistake."""
+    """Return the lists of a page. Raises BadRequest, with file and line, for an invalid list."""
     lines = text.splitlines()
     found: list[DecisionList] = []
     heading = ""
@@ -184,13 +184,13 @@ def decision_lists() -> tuple[DecisionList, ...]:
 
 
 def for_signs(signs: Iterable[Sign]) -> tuple[DecisionList, ...]:
-    """Return the lists for what was observed of a job."""
+    """Return the lists for the observed signs of a job."""
     seen = set(signs)
     return tuple(one for one in decision_lists() if seen & set(one.signs))
 
 
 def for_words(text: str) -> DecisionList | None:
-    """Return the list for a symptom in words; None where the text has none of its words."""
+    """Return the list for a symptom in words, or None if the text contains no word of any list."""
     lowered = text.lower()
     found = ((word.lower(), one) for one in decision_lists() for word in one.words)
     fitting = [(len(word), one) for word, one in found if re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", lowered)]
@@ -198,5 +198,5 @@ def for_words(text: str) -> DecisionList | None:
 
 
 def for_entries(ids: Sequence[str]) -> DecisionList | None:
-    """Return the list that the best of some entries leaves open; None where no list does."""
+    """Return the first list that is linked to one of the entries, best entry first, or None."""
     return next((one for key in ids for one in decision_lists() if key in one.entries), None)

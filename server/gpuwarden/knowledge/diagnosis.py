@@ -2,9 +2,9 @@
 
 A signature that matches is evidence, not proof: a diagnosis is at most *likely*, and only by a signature that public
 reports have confirmed (see `track_record`) or that the exit code agrees with. It is *possible* when the line follows
-other failures too, when several entries explain it without further evidence for one of them, when there is only the
-exit code or a sign with several causes, when the line is not part of what ended the run, or when the job has not
-failed. Only the lines that say most about the end of the run are matched: see `failure`.
+other failures too, when several entries explain it without further evidence for one of them, when the only evidence is
+the exit code or a sign with several causes, when the line is not part of the failure that ended the run, or when the
+job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpuwarden.knowledge.track_record import runtime_wordings, trusted
 
 MAX_EVIDENCE = 3
 SPECIFIC = 6
-"""Fixed characters of a signature from which on its match says enough to be *likely*."""
+"""The minimum number of fixed characters in a signature for its match to be *likely*."""
 CANT_RUN = (126, 127)
-"""Exit codes of a shell that could not run a command. Its own words before them say why, so these weigh no more."""
+"""Exit codes of a shell that could not run a command. The shell's message explains why, so these codes add nothing."""
 Certainty: TypeAlias = Literal["likely", "possible"]
 
 
@@ -37,7 +37,7 @@ class MatchedLine(Frozen):
 
 
 class Diagnosis(Frozen):
-    """One entry that explains lines of the log. Short on purpose: `id` leads to the whole."""
+    """One entry that explains lines of the log. Short on purpose: look up `id` for the whole entry."""
 
     id: str
     title: str
@@ -63,12 +63,12 @@ def diagnose(
     excerpt: bool = False,
     reading: Reading | None = None,
 ) -> tuple[Diagnosis, ...]:
-    """Return the entries whose signatures match lines of `log` or whose signs were `seen`, the best explained first.
+    """Return the entries whose signatures match lines of `log` or whose signs were observed (`seen`), best match first.
 
-    Of a log above 1 MB the first 200 kB and the rest from the end are read, and of a line 2,000 characters from both
-    ends. Of a job that has not `failed` only observations count; its log supports them, and explains a stall; None
-    reads from the log whether it failed. An `excerpt` is a few lines that somebody chose: entries that need several
-    lines of a log need only one of an excerpt. A `reading` of this log and exit code saves reading it again.
+    Of a log above 1 MB the first 200 kB and the rest from the end are read; of a line 2,000 characters from both ends.
+    If the job has not `failed`, only observations count; its log supports them, and explains a stall. If `failed` is
+    None, the log decides. An `excerpt` is a few selected lines: entries that need several lines of a log need only one
+    of an excerpt. A `reading` of this log and exit code avoids reading it again.
     """
     reading = reading or Reading(log, exit_code)
     if failed is None:
@@ -134,7 +134,7 @@ class _Case:
         return any(s.sure for s in self.seen)
 
     def own(self, claims: dict[int, set[str]]) -> bool:
-        """Return whether some evidence is for this entry alone."""
+        """Return whether some evidence supports this entry only."""
         return (
             self.sure
             or bool(self.seen and self.hits)
@@ -143,28 +143,28 @@ class _Case:
 
     @property
     def strange(self) -> bool:
-        """Return whether the evidence is values that are wrong whether or not the run goes on: see `least_lines`."""
+        """Return whether the evidence is metric values that are wrong even if the run continues: see `least_lines`."""
         return self.gotcha.least_lines > 1 and bool(self.hits)
 
     @property
     def specific(self) -> int:
-        """Return how many fixed characters the most specific signature that matched has."""
+        """Return the number of fixed characters in the most specific signature that matched."""
         return max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
 
     @property
     def any_program(self) -> bool:
-        """Return whether only the exit code or words that a runtime prints for any program match."""
+        """Return whether only the exit code matches, or a message that a runtime prints for any program."""
         return all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
 
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, int, bool, bool, int, str]:
-        """Return the most specific of what says most first; of secondary failures, the earliest first."""
+        """Return the sort key: the strongest evidence first, then the most specific; secondary failures by position."""
         if self.gotcha.secondary and not self.seen:
             return True, True, 0, True, True, min(self.numbers), self.gotcha.id
         own = self.own(claims)
         return False, not self.sure, -self.weight, not own, self.any_program, -self.specific, self.gotcha.id
 
     def telling(self, claims: dict[int, set[str]]) -> tuple[str, ...]:
-        """Return the signatures of more than a shared line, a secondary line or the exit code."""
+        """Return the signatures that match more than a shared line, a secondary line or the exit code."""
         if self.gotcha.secondary or not self.own(claims) or not self.numbers - {0}:
             return ()
         enough = self.strange or (self.weight >= Weight.HARD and self.specific >= SPECIFIC)
@@ -178,7 +178,7 @@ class _Case:
         return bool(telling) and (0 in self.numbers or any(trusted(self.gotcha.id, pattern) for pattern in telling))
 
     def why(self, claims: dict[int, set[str]], *, failed: bool) -> str:
-        """Return what the evidence is, and what it leaves open."""
+        """Describe the evidence, and any uncertainty."""
         numbers = self.numbers - {0}
         matched = f"{len(numbers)} line{'s match' if len(numbers) != 1 else ' matches'} its signature"
         if self.seen and numbers:
@@ -220,9 +220,9 @@ class _Case:
 
 
 def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
-    """Return the log's lines with their weights, each text once where it says most.
+    """Return the log's lines with their weights; a repeated text counts once, with its highest weight.
 
-    An exception's message that was wrapped over several lines is one line more, with the number of its first.
+    An exception's message that was wrapped over several lines is added as one line, with the number of its first.
     """
     best: dict[str, tuple[Weight, int]] = {}
     for at, line in enumerate(reading.lines):
@@ -236,20 +236,20 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop the evidence that says less than the best: what was recovered from, and warnings beside a failure."""
+    """Drop weaker evidence than the best: recovered errors, and warnings beside a failure."""
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
     kept = [case for case in cases if case.seen or case.weight >= least]
     if raised or best != Weight.SAID:
         return kept
-    # Nothing was raised: what a shell or another program says is then what ended the run.
+    # No exception was raised, so the message of a shell or another program is what ended the run.
     return [replace(case, weight=Weight.HARD) if case.weight == Weight.SAID else case for case in kept]
 
 
 def _cases(
     catalogue: Catalogue, weights: dict[MatchedLine, Weight], seen: Sequence[Seen], *, excerpt: bool
 ) -> Iterator[_Case]:
-    """Yield the evidence for every entry that has some; a signature is tried only where its literal occurs."""
+    """Yield the evidence of every entry that has any; a signature is tried only if its literal occurs."""
     lines = list(weights)
     whole = "\n".join(line.text for line in lines).lower()
     lowered = [line.text.lower() for line in lines]
@@ -268,14 +268,14 @@ def _cases(
         enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
         weight = max((weights[line] for line, _ in hits), default=Weight.PLAIN) if enough else Weight.PLAIN
         if enough and weight < Weight.HARD and gotcha.least_lines > 1:
-            weight = Weight.SAID  # values that only mean something in several lines: see `least_lines`
+            weight = Weight.SAID  # values that only count in several lines: see `least_lines`
         case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs], weight)
         if case.hits or case.seen:
             yield case
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Return, per line, the entries that explain it. One whose wording contains another's wins over that one."""
+    """Return, per line, the entries that explain it. A match that contains another's text overrides it."""
     lines: dict[int, dict[str, _Wording]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():

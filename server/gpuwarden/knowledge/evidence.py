@@ -26,9 +26,7 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """Return the line that failed first: the first exception of a chain, else the first line that says error. Else
-    empty.
-    """
+    """Return the first exception of a chain, else the first line with a word for an error, else an empty string."""
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]
@@ -36,7 +34,7 @@ def first_error(log: str) -> str:
 
 
 def failing_lines(log: str) -> tuple[str, ...]:
-    """Return at most twelve distinct lines that name the failure, the first error first, in the order of the log."""
+    """Return at most twelve distinct lines about the failure: the first error, then the others in log order."""
     first = first_error(log)
     found = dict.fromkeys(
         line for line in _clean(log) if _EXCEPTION.match(line) or (_SAID.search(line) and not _NOISE.search(line))
@@ -46,7 +44,7 @@ def failing_lines(log: str) -> tuple[str, ...]:
 
 
 def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return libraries as `name version`: those the log names, then requirements given in `more`."""
+    """Return libraries as `name version`: those named in the log, then the requirements given in `more`."""
     seen: dict[str, str] = {}
     for name, number in _VERSION.findall(log):
         seen.setdefault(name.lower().replace("_", "-"), number)
@@ -54,11 +52,11 @@ def versions(log: str, more: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def nameless(text: str) -> str:
-    """Return `text` without the names of people's home folders."""
+    """Return `text` with user names in home folder paths replaced by `me`."""
     return _PERSON.sub(r"\1me", text)
 
 
 def _clean(log: str) -> list[str]:
-    """Return lines without escapes, secrets of a known shape, and the names of people's folders; each bounded."""
+    """Return the lines without escapes, known kinds of secrets and user names in paths, each cut to a limit."""
     raws = log.replace("\r", "\n").split("\n")
     return [text for raw in raws if (text := nameless(safe_line(raw[: 4 * MAX_LINE], MAX_LINE)))]

@@ -1,7 +1,7 @@
-"""Read how a log ends: what failed, where, after which progress, and what the run recovered from.
+"""Read how a log ends: the failure, its place, the progress before it, and the errors the run recovered from.
 
 Only the failure is matched with the entries of the references, so each line gets a `Weight`: an exception that ended
-the run counts most, a warning only where nothing failed harder, an error that the run trained on after not at all.
+the run counts most, a warning only if no error is worse, and an error that training continued after not at all.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpuwarden.knowledge.log_lines import LogLine, read_lines, step_of
 from gpuwarden.knowledge.tracebacks import Raised, exceptions
 
 CONTINUED = 2
-"""So many different steps after an error show that the run went on."""
+"""The number of different steps after an error that show that the run continued."""
 MANY_STEPS = 8
 LONG = 100
-"""A text of so many lines with so many steps is a log, whatever sentences its samples contain."""
+"""A text with this many lines and several steps is a log, even if samples in it contain questions."""
 VERY_LONG = 400
-"""In a text of so many lines two steps are enough: what a model answers fills the lines between."""
+"""In a text with this many lines two steps are enough, because model outputs fill the lines between."""
 LAST = 6
-"""So many lines are the end of a log, where a run says why it ended."""
+"""The number of lines that count as the end of a log, where a run reports why it ended."""
 MAX_DEVICE_LINES = 8
 MAX_RECOVERED = 20
 MAX_CALLERS = 6
@@ -33,7 +33,7 @@ _FILE = re.compile(r"\s*File \"")
 
 
 class Weight(IntEnum):
-    """How much a line says about the end of the run."""
+    """How relevant a line is to the end of the run."""
 
     RECOVERED = 0
     PLAIN = 1
@@ -52,10 +52,10 @@ class Outcome(StrEnum):
 
 
 class Gone(Frozen):
-    """A name that a library doesn't have (any more, or yet): what a table of releases can be asked.
+    """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
 
-    `callers` are what the traceback's last lines of source call, the innermost first: before Python 3.10 a message
-    names no class. `partial`: the module was not imported to its end, as in a circle or below a file of its name.
+    `callers` are the calls in the traceback's last lines of source, innermost first: before Python 3.10 a message
+    names no class. `partial`: the module was only partly imported, as in a circular import or beside a file of its name
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Line(Frozen):
 
 
 class ExceptionRead(Frozen):
-    """One exception in short. `frame` is its innermost call outside Python's library."""
+    """A summary of one exception. `frame` is its innermost call outside Python's library."""
 
     type: str
     message: str
@@ -85,7 +85,7 @@ class ExceptionRead(Frozen):
 
 
 class Failure(Frozen):
-    """What a log says about the end of its run."""
+    """The end of a run according to its log."""
 
     outcome: Outcome
     exception: ExceptionRead | None = None
@@ -99,11 +99,11 @@ class Failure(Frozen):
     ranks: int = 0
     is_log: bool = True
     versions: tuple[str, ...] = ()
-    """Releases that the log names, as `package version`."""
+    """Releases named in the log, as `package version`."""
 
     @property
     def query(self) -> str:
-        """Return the line to look for in a web or issue search; empty where nothing was raised."""
+        """Return the line to search for on the web or in issues, or an empty string if no exception was raised."""
         if self.exception is None:
             return self.device[0].text[:200] if self.device else ""
         where = f" {self.exception.package}" if self.exception.package else ""
@@ -125,7 +125,7 @@ class Reading:
         self._fatal = frozenset(self.fatal)
         own = [one for one in self.fatal if one.name not in marks.FOLLOWS]
         self.primary = next(iter(own or self.fatal), None)
-        """The exception that ended the run: the first that no other one caused."""
+        """The exception that ended the run: the first that is not a consequence of another one."""
         self._hard = [
             at
             for at, line in enumerate(self.lines)
@@ -136,10 +136,10 @@ class Reading:
         ]
         self.failure = self._failure(log, exit_code)
         self.joined = {one.at: one.text for last in self.fatal for one in last.chain}
-        """The whole message of an exception by the line of its type, since terminals wrap lines."""
+        """The complete message of an exception by the line of its type, because terminals wrap lines."""
 
     def weight(self, at: int) -> Weight:
-        """Return the weight of a line, by its place in `lines`."""
+        """Return the weight of a line, given its index in `lines`."""
         if not self._weights:
             self._weigh()
         known = self._weights.get(at)
@@ -156,14 +156,14 @@ class Reading:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """Return what the last lines say went wrong."""
+        """Return the errors reported in the last lines."""
         end = range(max(0, len(self.lines) - LAST), len(self.lines))
         said = (self.lines[at].text for at in end if self.weight(at) >= Weight.SAID)
         return tuple(text[:400] for text in said if marks.BLAMES.search(text) and not marks.HARMLESS.search(text))
 
     @property
     def source(self) -> str:
-        """Return the line of code that raised the failure, where the log shows it; a bare assertion says no more."""
+        """Return the source line that raised the failure, if the log shows it; a bare assertion has no message."""
         if self.primary is None:
             return ""
         above = (
@@ -174,18 +174,18 @@ class Reading:
 
     @cached_property
     def odd(self) -> bool:
-        """Return whether the last step or an evaluation reports a metric that no healthy run has."""
+        """Return whether the last step or an evaluation reports a metric value that no healthy run has."""
         texts = [self.lines[at].text for at, _, _ in self._steps]
         return any(map(marks.ODD.search, texts[-1:])) or any(map(marks.ODD_EVALUATION.search, texts))
 
     @property
     def shaped(self) -> bool:
-        """Return whether most lines have the shape of a log's, so that few of them are a log too."""
+        """Return whether most lines look like log lines, so that even a short text counts as a log."""
         few = self.lines[:40]
         return len(few) > 1 and 2 * sum(marks.SHAPED.match(line.text) is not None for line in few) > len(few)
 
     def _weigh(self) -> None:
-        """Set the weights of the lines of exceptions; where the run went on, those of the frames too."""
+        """Set the weights of the lines of exceptions, and of their frames too if the run continued."""
         self._weights[-1] = Weight.PLAIN
         rank = self.primary.rank if self.primary else ""
         for last in self.raised:
@@ -199,7 +199,7 @@ class Reading:
                 self._weights |= {self._at[line.number]: weight for line in one.lines}
 
     def _went_on(self, at: int, rank: str, *, ignored: bool = False) -> bool:
-        """Return whether the run went on after a line: its rank made further steps, or it ended well later."""
+        """Return whether the run continued after a line: its rank made further steps, or it ended well later."""
         if rank not in self._until:
             steps: set[str] = set()
             self._until[rank] = -1
@@ -242,7 +242,7 @@ class Reading:
         )
 
     def _gone(self, raised: Raised) -> Gone | None:
-        """Return the name that an exception says does not exist, with what its traceback's source calls."""
+        """Return the name that an exception reports as missing, with the calls in its traceback's source."""
         found = gone(raised.message)
         if found is None:
             return None
@@ -267,7 +267,7 @@ class Reading:
 
 
 def gone(message: str) -> Gone | None:
-    """Return the attribute, keyword or name that an exception's message says does not exist."""
+    """Return the attribute, keyword or name that an exception's message reports as missing."""
     for kind, shape in marks.GONE:
         if found := shape.search(message):
             return Gone(kind=kind, owner=found["owner"], name=found["name"])
@@ -275,12 +275,12 @@ def gone(message: str) -> Gone | None:
 
 
 def read_failure(log: str, exit_code: int | None = None) -> Failure:
-    """Return what a log says about the end of its run."""
+    """Read the end of a run from its log."""
     return Reading(log, exit_code).failure
 
 
 def _is_report(lines: Sequence[LogLine]) -> bool:
-    """Return whether a person tells of the failure: sentences in the first person, or a question."""
+    """Return whether the text is a user's report: sentences in the first person, or a question."""
     for line in lines:
         text = line.text
         if (

@@ -1,4 +1,4 @@
-"""The words by which lines of a log show progress, an end, a failure, a warning, or a person's question."""
+"""Patterns of log lines for progress, an end, a failure, a warning, or a user's question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLLOWS = frozenset(
         "SystemExit",
     }
 )
-"""Exceptions that follow one in another process."""
+"""Exceptions that are a consequence of one in another process."""
 ENDED = re.compile(
     r"train_runtime|`Trainer\.fit` stopped|(?:exited with|exit) code:? 0\b|CommitInfo\(commit_url="
     r"|(?i:\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b)"
@@ -29,7 +29,7 @@ ODD = re.compile(
 )
 """A metric that is not finite, or a loss of exactly 0."""
 ODD_EVALUATION = re.compile(r"(?i)\b(?:eval|val|valid|validation)[_/ ]loss['\"]?\s?[:=]\s?['\"]?nan\b")
-"""A loss of an evaluation that is not finite; later training steps can't make up for it."""
+"""An evaluation loss that is not finite; later training steps do not undo it."""
 EXIT_CODE = re.compile(
     r"(?i)(?:exited with(?: exit)? code|exit ?code\s{0,4}:|\(exitcode:|exit status|non-zero exit status|return code:?)"
     r"\s?(?P<code>-?\d{1,3})\b"
@@ -47,7 +47,7 @@ HARD = re.compile(
     r"|ErrImagePull|bad interpreter|Stale file handle|: undefined symbol: "
     r"|(?i:\bloss is [+-]?(?:nan|inf)\w{0,5}, stopping)"
 )
-"""What ends a run although nothing was raised."""
+"""Failures that end a run without an exception."""
 DEVICE = re.compile(
     r"CUDA|NCCL|nccl|\bXid\b|CU(?:BLAS|DNN)_|Out of memory: Kill|oom-kill|oom_reaper|cgroup out of memory|OOMKilled"
 )
@@ -73,7 +73,7 @@ GONE = (
     ("name", re.compile(r"Can't get attribute '(?P<name>\w+)' on <module '(?P<owner>[\w.]+)'")),
     ("module", re.compile(r"No module named '(?P<owner>)(?P<name>[\w.]+)'")),
 )
-"""Kinds of names that a release may lack, and how an exception says so."""
+"""Kinds of names that a release may lack, and the messages that report them."""
 CALLED = re.compile(r"\b((?:[a-z_]\w*\.){0,4}[A-Za-z]\w*)\(")
 """A call in a traceback's line of source."""
 REPORT = re.compile(
@@ -83,9 +83,9 @@ REPORT = re.compile(
     r"|(?:^|[^\w'])(?:my|our|me|we|anyone|somebody)\b(?![/=])|\w\?(?:\s|$)"
     r"|[\u6211\u5417\u8bf7\u6c42]|\u600e\u4e48|\u4e3a\u4ec0\u4e48|\u662f\u5426"
 )
-"""A person tells of a failure: in the first person, with a question, or in the form of an issue."""
+"""A user describes a failure: in the first person, with a question, or in the form of an issue."""
 LOGGED = re.compile(r".{0,60}\b(?:INFO|DEBUG)\b")
-"""A logger wrote the line, so that a question in it is part of a sample of data."""
+"""A logger wrote the line, so a question in it is part of a data sample."""
 SHAPED = re.compile(
     r"\[?\d{4}-\d\d-\d\d|\[?\d\d:\d\d|.{0,40}\bINFO\b|[IWE]\d{4} |\[\w|\w+:|\d{1,3}%|[{|>=*]|.{0,60}\d\.\d"
 )

@@ -1,4 +1,4 @@
-"""List what needs maintenance in the knowledge base: broken entries, old facts, dead references, missing sources."""
+"""List the maintenance work in the knowledge base: broken entries, old facts, dead references, missing sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Issue(Frozen):
 
 
 def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, ...] = ()) -> list[Issue]:
-    """List what needs attention in `references` and in the folders `more` (profiles, skills), the urgent first.
+    """List the issues in `references` and in the folders `more` (profiles, skills), urgent ones first.
 
     A fact is stale when its `verified` month is more than `months` before `today`.
     """
@@ -87,7 +87,7 @@ def _about_file(folder: Path, path: Path, catalogue: Catalogue, today: date, mon
 
 
 def _stamps(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (place, year-month) for every mapping that carries `verified`."""
+    """Yield (place, year-month) for every mapping with a `verified` key."""
     if isinstance(value, dict):
         if isinstance(value.get("verified"), str):
             yield where, value["verified"]
@@ -100,7 +100,7 @@ def _stamps(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _dead(file: str, body: str, first: int, catalogue: Catalogue, path: Path) -> Iterator[Issue]:
-    """Yield links to files that don't exist and ids that no entry has; code blocks are left out."""
+    """Yield links to files that don't exist and ids that match no entry; code blocks are skipped."""
     prefixes = {page.prefix for page in catalogue.pages.values() if page.prefix}
     text = _FENCED.sub(lambda block: "\n" * block.group().count("\n"), body)
     for number, line in enumerate(text.split("\n"), first):

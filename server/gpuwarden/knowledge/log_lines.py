@@ -1,7 +1,7 @@
 """Split a log into lines with their rank, and read a file of any size within bounds.
 
-Launchers put a rank or a time before each line (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` of srun),
-and interleave the ranks. `LogLine.body` is the line without that, so that a traceback can be read per rank.
+Launchers prefix each line with a rank or a time (`[rank1]: `, `[default0]:`, `(RayTrainWorker pid=7) `, `3: ` of srun),
+and interleave the ranks. `LogLine.body` is the line without its prefix, so that a traceback can be read per rank.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""So many places in the middle of a long file are kept, half of them the first and half the last."""
+"""The number of places kept from the middle of a long file: half of them the first, half the last."""
 LEFT_OUT = "\x00"
-"""Begins a line that says how many more lines than itself were left out in its place."""
+"""Marks the start of a line that replaces omitted lines and gives their number."""
 TELLING = (
     b"Traceback (most recent call last)",
     b"CUDA error",
@@ -28,7 +28,7 @@ TELLING = (
     b"NVRM: Xid",
     b"ncclS",
 )
-"""Bytes that lead to a failure in the middle of a long file."""
+"""Byte strings that indicate a failure in the middle of a long file."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
 _TIME = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]{0,16}\]?[ :]\s?"
 _RANK = (
@@ -51,7 +51,7 @@ _NOT_PROGRESS = re.compile(r"wandb:|.{0,80}\b(?:Error|Exception|Warning|WARN|E\d
 
 
 class LogLine(NamedTuple):
-    """A line by its number, from 1: as printed, and without the prefix of its `rank`, with its indentation."""
+    """A line by its number, from 1: as printed, and without the prefix of its `rank`, indentation kept."""
 
     number: int
     text: str
@@ -60,7 +60,7 @@ class LogLine(NamedTuple):
 
 
 def read_lines(log: str) -> list[LogLine]:
-    """Split into numbered lines, a progress bar's redraws too. Of a log above 1 MB both ends are read."""
+    """Split a log into numbered lines, including redraws of progress bars. Of a log above 1 MB both ends are read."""
     cut = len(log) - MAX_LOG
     parts = [(1, log)]
     if cut > 0:
@@ -90,7 +90,7 @@ def _line(number: int, piece: str) -> LogLine:
 
 
 def step_of(line: LogLine) -> str:
-    """Return what tells this step from others, if the line reports progress; else an empty string."""
+    """Return the part that distinguishes this step from others, or an empty string if the line reports no progress."""
     text = line.text
     if not any(char.isdigit() for char in text[:200]) or _NOT_PROGRESS.match(text):
         return ""
@@ -103,9 +103,9 @@ def step_of(line: LogLine) -> str:
 
 
 def read_log(file: BinaryIO) -> str:
-    """Return a log of any size as at most about 1 MB of text: its ends, and what is around telling lines between them.
+    """Return a log of any size as at most about 1 MB of text: both ends, and the context of failure marks between them.
 
-    A line that begins with LEFT_OUT is in the place of each omitted part, so that line numbers stay right.
+    A line that begins with LEFT_OUT replaces each omitted part, so that line numbers stay correct.
     """
     head = file.read(HEAD)
     tail: deque[bytes] = deque()
@@ -125,7 +125,7 @@ def read_log(file: BinaryIO) -> str:
 
 
 class _Middle:
-    """Count the lines of what is passed over, and keep what is around the first and the last telling places."""
+    """Counts the skipped lines, and keeps the context of the first and the last failure marks."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -133,7 +133,7 @@ class _Middle:
         self.last: deque[tuple[int, bytes]] = deque(maxlen=MAX_FOUND // 2)
 
     def pass_over(self, chunk: bytes) -> None:
-        """Note the telling places of a chunk in order, without those that overlap."""
+        """Record the failure marks of a chunk in order, without overlaps."""
         places = sorted(at for telling in TELLING for at in (chunk.find(telling), chunk.rfind(telling)) if at >= 0)
         end = 0
         for at in places:
@@ -146,7 +146,7 @@ class _Middle:
         self.lines += chunk.count(b"\n")
 
     def text(self) -> bytes:
-        """Return the kept places, with a line that counts for the rest before, between and after them."""
+        """Return the kept places, with a line before, between and after them that counts the omitted lines."""
         parts: list[bytes] = []
         at = 0
         for line, found in (*self.first, *self.last):
@@ -156,5 +156,5 @@ class _Middle:
 
 
 def _left_out(lines: int) -> bytes:
-    """Return a text with as many line ends as asked for, or a line that counts for them."""
+    """Return that many line ends, or one line that states their number."""
     return b"\n" * lines if lines < 3 else f"\n{LEFT_OUT}{lines - 2}\n".encode()

@@ -1,6 +1,6 @@
 """Find which releases of a package raise a message, from templates harvested from their source.
 
-A template alone is a weak sign, so that only those of the file in which the traceback ends are compared.
+A template alone is a weak sign, so only those of the file in which the traceback ends are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGES = {"sentence_transformers": "sentence-transformers", "pytorch_lightnin
 class Origin(Frozen):
     """The releases of `package` in which `file` raises a message: the first and the last known one.
 
-    `until` is empty where the newest release of the table raises it too, `since` where the oldest does.
+    `until` is empty if the newest release of the table raises it too, `since` if the oldest does.
     """
 
     package: str
@@ -35,7 +35,7 @@ class Origin(Frozen):
 
 
 def origin(failure: Failure) -> Origin | None:
-    """Return the origin of the exception that ended a run, or of the one that caused it; None where none is known."""
+    """Return the origin of the exception that ended a run, or of its cause; None if unknown."""
     raised = (failure.exception, *reversed(failure.chain)) if failure.exception else ()
     return next((found for one in raised if (found := _origin(one))), None)
 
@@ -52,7 +52,7 @@ def _origin(raised: ExceptionRead) -> Origin | None:
     fitting = [row for row in content["files"].get(file, ()) if row[0] == name and begins(message, row[1])]
     if not fitting:
         return None
-    # Of several the one with the most fixed text.
+    # Prefer the template with the most fixed text.
     _, template, first, last = max(fitting, key=lambda row: len(row[1].replace(HOLE, "")))
     releases = content["releases"]
     since = releases[first] if first else ""
@@ -61,7 +61,7 @@ def _origin(raised: ExceptionRead) -> Origin | None:
 
 
 def begins(message: str, template: str) -> bool:
-    """Return whether a message begins as a template does, with anything in its holes."""
+    """Return whether a message starts with the text of a template; a hole matches any text."""
     first, *parts = template.split(HOLE)
     at = len(first)
     if not message.startswith(first):

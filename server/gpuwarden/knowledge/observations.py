@@ -11,7 +11,7 @@ from gpuwarden.core.models import Frozen
 
 
 class Sign(StrEnum):
-    """A kind of observation of the runner or a backend."""
+    """A kind of observation by the runner or a backend."""
 
     NONFINITE_LOSS = "nonfinite-loss"
     NONFINITE_HIDDEN = "nonfinite-hidden"
@@ -28,7 +28,7 @@ class Sign(StrEnum):
 
 
 class Seen(Frozen):
-    """One sign as text. `sure`: the sign alone establishes the cause, instead of making it likelier."""
+    """One sign as text. `sure`: the sign alone establishes the cause, instead of making it more likely."""
 
     sign: Sign
     text: str

@@ -1,4 +1,4 @@
-"""Draft an entry from a run with a lesson: shown to a person, never written into the catalog.
+"""Draft an entry from a failed run. The user reviews it; it is never written into the catalog.
 
 The requirements are those of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
 """
@@ -22,11 +22,11 @@ MIN_FIXED = 12  # characters; `KeyError: ` alone is not a signature
 GAP = ".{0,120}"
 MAX_EXAMPLES = 4
 TO_SAY = {
-    "symptom": "what is observed, in plain words",
-    "cause": "what was found to be behind it, not a guess",
-    "fix": "what ended it",
-    "scope": "the libraries or platforms it is about",
-    "source": "https address of what confirms it",
+    "symptom": "the observed failure, in plain words",
+    "cause": "the confirmed cause, not a guess",
+    "fix": "the change that fixed it",
+    "scope": "the affected libraries or platforms",
+    "source": "https address of the evidence",
 }
 _LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-fA-F]+|\d+(?:\.\d+)*")
 
@@ -41,18 +41,18 @@ class Bar:
     general: bool
 
     def missing(self) -> list[str]:
-        """Return the unmet requirements; empty when the lesson is worth an entry."""
+        """Return the unmet requirements; empty if the lesson is worth an entry."""
         wanted = {
             "its cause is not established": self.root_caused,
             "it was neither reproduced nor explained by a mechanism": self.reproduced or self.mechanistic,
-            "nobody else would meet it": self.general,
+            "it is specific to this project": self.general,
         }
         return [words for words, met in wanted.items() if not met]
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The text of an entry to look at, where it would go, and the entries that explain its lines already."""
+    """The text of a draft entry, its page, and the entries that already explain its lines."""
 
     page: str
     text: str
@@ -62,10 +62,10 @@ class Draft:
 def draft(
     catalogue: Catalogue, page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar
 ) -> Draft:
-    """Draft an entry for `page` from what was learned (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
+    """Draft an entry for `page` from its fields (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
 
-    `lines` are the log lines that showed it; each becomes an example and a signature. Raises BadRequest when the lesson
-    does not meet the requirements or the entry would not pass the loader.
+    `lines` are the log lines that show the failure; each becomes an example and a signature. Raises BadRequest if the
+    lesson does not meet the requirements or the entry would not pass the loader.
     """
     below = bar.missing()
     if below:
@@ -86,7 +86,7 @@ def draft(
 
 
 def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines: tuple[str, ...]) -> Draft:
-    """Return a template of an entry with the evidence filled in and the rest left open."""
+    """Return a template of an entry with the evidence filled in and the other fields empty."""
     home = catalogue.page(page)
     good = [line for line in lines if len(literal_of(signature_for(line))) >= MIN_FIXED][:MAX_EXAMPLES]
     blanks = {key: f"({words})" for key, words in TO_SAY.items()}
@@ -98,7 +98,7 @@ def sketch(catalogue: Catalogue, page: str, fields: Mapping[str, object], lines:
 
 
 def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
-    """Return the page whose entries are most similar to an error; the universal one when none is."""
+    """Return the page with the entries most similar to an error, or the universal page if none is similar."""
     for hit in search(catalogue, " ".join(lines[:3]), 5):
         if catalogue.pages[hit.page].prefix is not None:
             return hit.page

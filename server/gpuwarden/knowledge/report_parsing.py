@@ -1,8 +1,8 @@
-"""Extract the relevant parts of a pasted report: its title, the person's description and the lines of the error.
+"""Extract the relevant parts of a pasted report: its title, the description and the lines of the error.
 
-People paste whole issues: a form with boxes, versions, a script, a command with forty options and a traceback of eighty
-lines. These words match entries that have nothing to do with the failure, so they are left out where a query is read as
-words. Signatures still see every line.
+Users paste whole issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
+These words match entries unrelated to the failure, so they are removed when a query is searched by words. Signatures
+are still matched with every line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuwarden.knowledge.evidence import failing_lines
 
 LEAST_LINES = 3
 LEAST_WORDS = 4
-MOST = 1_500  # characters; of a longer report the beginning and the lines that failed
+MOST = 1_500  # characters; a longer report is cut to its beginning and its failing lines
 BEGINNING = 700
 MOST_WHOLE = 6_000  # characters of a text that is used unchanged, half from each end
 LOOKED_AT = 300
@@ -43,14 +43,12 @@ _CODE = re.compile(
 
 
 def gist(text: str) -> str:
-    """Return `text` without the lines that say nothing about the failure; a text of few lines, or all such lines, as it
-    is.
-    """
+    """Return `text` without lines unrelated to the failure. A text that is short or has no other lines is unchanged."""
     lines = text.splitlines()
     if len(lines) < LEAST_LINES:
         return _ends(text)
     informative = []
-    inside = False  # below a frame: its line of code, and the marks under that
+    inside = False  # below a frame: its line of code, and the marks under it
     for number, line in enumerate(lines):
         start = line.strip()[:LOOKED_AT]
         if _FRAME.match(start):
@@ -68,5 +66,5 @@ def gist(text: str) -> str:
 
 
 def _ends(text: str) -> str:
-    """Return both ends of a text that is longer than anybody writes about one failure."""
+    """Return both ends of a text that is too long to be a description of one failure."""
     return text if len(text) <= MOST_WHOLE else f"{text[: MOST_WHOLE // 2]} {text[-MOST_WHOLE // 2 :]}"

@@ -1,8 +1,8 @@
-"""Search in any words, or with a piece of log: signatures first, then field-weighted BM25.
+"""Search by words or by a piece of log: signatures first, then field-weighted BM25.
 
-A query is a list of slots, one per word. A slot is met by its word, by a concept that the word belongs to, or by the
-nearest known spelling; its best way counts once. Two measures decide whether anything fits: the score, and the
-*coverage*, the share of the query (rare words weigh more) that the entry meets.
+A query is a list of slots, one per word. A slot matches its word, a concept that the word belongs to, or the nearest
+known spelling; only the best match counts. Two measures decide whether a result is good enough: the score, and the
+*coverage*, the share of the query (rare words weigh more) that the entry matches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, 
 MAX_QUERY = 64_000
 HEAD = 16_000
 MAX_LINES = 4_000
-"""A text of more lines than this is read from both ends, since each line costs the same whatever its content."""
+"""Of a text with more lines both ends are read, because every line costs the same time whatever its content."""
 MAX_SLOTS = 80
 K1 = 6.0
 B = 0.35
@@ -45,15 +45,15 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""So often a term counts in one field: aliases in two languages repeat the same concept."""
+"""How often a term counts in one field: aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
 CHINESE_PAIR = 0.9
 COMMON = 0.15
-"""Weight of how often reports ask for an entry, per factor e of its count: see `frequency.txt`."""
+"""Weight of the frequency of an entry in reports, per factor e of its count: see `frequency.txt`."""
 FEW_REPORTS = 2.5
-"""A count that is small beside this weighs in proportion to it."""
+"""A count well below this has a proportional weight."""
 STRANGER = 0.5
 MAX_RARITY = 5.0
 EVERYDAY_RARITY = 1.5
@@ -66,20 +66,20 @@ CLOSENESS = 0.8  # bonus of an entry whose title, alias or sentence equals the q
 COVERED = 0.6  # how much of a score depends on how much of the query is met
 FITS = ((17.0, 0.3), (13.0, 0.46), (10.0, 0.5), (8.0, 0.65))
 SIGNATURE_SCORE = 100.0
-TITLED = 1.25  # how much more a word of a pasted report's first line counts
+TITLED = 1.25  # factor for words in the first line of a pasted report
 LEAST_LOG = 5
-"""Lines from which on a text can be a log; a shorter one is what somebody picked out."""
+"""The minimum number of lines of a log; a shorter text is an excerpt."""
 FEW_LINES = 3
 MAX_CALLS = 4
-"""So many innermost calls of a traceback are read as words."""
-SPEAK_FOR = 8  # an entry counts as supported by the words when it is among so many best
+"""How many innermost calls of a traceback are searched as words."""
+SPEAK_FOR = 8  # the words support an entry if it is among this many best
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
 
 
 class Hit(Frozen):
-    """One answer. For an entry `id` is its id; for a section of a page it is `page#heading-words`."""
+    """One result. `id` is that of an entry, or `page#heading-words` for a section of a page."""
 
     id: str
     kind: Literal["gotcha", "page"]
@@ -96,7 +96,7 @@ class Hit(Frozen):
 
 @dataclass(frozen=True)
 class Document:
-    """One indexed entry or section: its answer, and its weight for each term."""
+    """One indexed entry or section: the result to return, and its weight for each term."""
 
     hit: Hit
     weights: dict[str, float]
@@ -105,14 +105,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Slot:
-    """One word of the query and the ways to match it: (term, weight)."""
+    """One word of the query, and its alternatives: (term, weight)."""
 
     ways: tuple[tuple[str, float], ...]
     rarity: float
 
     @cached_property
     def terms(self) -> frozenset[str]:
-        """Return the terms of all ways."""
+        """Return the terms of all alternatives."""
         return frozenset(term for term, _ in self.ways)
 
 
@@ -216,8 +216,8 @@ class Index:
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that matches a slot, best first.
 
-        They are ordered by how often reports ask for each too, and the first few by closeness. Neither is part of the
-        score: the matched words alone decide whether anything fits.
+        The order also depends on how often reports mention each document, and among the first few on closeness. Neither
+        changes the score, which depends on the matched words alone.
         """
         slots = self.slots(query)
         first, _, rest = query.partition("\n")
@@ -249,14 +249,14 @@ class Index:
         return [rows[n] for n in (*top, *order[CANDIDATES:])]
 
     def _closer(self, slots: list[Slot], number: int) -> float:
-        """Return a factor above 1 for a document with one title, alias or sentence that says what the query says."""
+        """Return a factor above 1 for a document whose title, alias or sentence is similar to the query."""
         if number not in self._units:
             units = [self.slots(text) for text in self.documents[number].passages]
             self._units[number] = [(unit, frozenset[str]().union(*(slot.terms for slot in unit))) for unit in units]
         asked, likeness = frozenset[str]().union(*(slot.terms for slot in slots)), 0.0
         most = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE)
         for passage, terms_of in self._units[number]:
-            # From 0 to 1: the share that query and passage have in common, rare words weighing more.
+            # Likeness from 0 to 1: the share of words in both query and passage, rare words weighing more.
             if both := asked & terms_of:
                 shared = sum(slot.rarity for slot in (*slots, *passage) if not both.isdisjoint(slot.terms))
                 total = most + sum(slot.rarity for slot in passage)
@@ -266,7 +266,7 @@ class Index:
 
 @lru_cache(maxsize=1)
 def frequencies() -> dict[str, float]:
-    """Return how often public reports of failures ask for an entry, by its id."""
+    """Return how often public failure reports mention each entry, by its id."""
     text = resources.files("gpuwarden.knowledge").joinpath("frequency.txt").read_text(encoding="utf-8")
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return {key: float(count) for key, count in rows}
@@ -279,12 +279,11 @@ def index_of(catalogue: Catalogue) -> Index:
 
 
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
-    """Return the few best entries and sections for `query`, or nothing when nothing fits.
+    """Return the best entries and sections for `query`, or an empty tuple if none fits.
 
-    Entries named by their id come first, then those with a signature that the query matches, then the best by words.
-    A line that follows other failures too gives way to the best by words where the words don't support it as well.
-    Of a text above 64,000 characters or 4,000 lines the beginning and the end are read: the title comes first and the
-    error last.
+    Entries named by their id come first, then those with a signature that matches the query, then the best by words. If
+    an entry's matched line also follows other failures and the words do not support it, the best by words precede it.
+    Of a text above 64,000 characters or 4,000 lines both ends are read: the title is at the start, the error last.
     """
     query = both_ends(query)
     reading = Reading(query)
@@ -304,7 +303,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
             "certainty": match.certainty,
             "telling": match.telling,
         }
-        # A warning among the lines of a whole report explains less than what the report says.
+        # In a whole report, a warning explains less than the user's description.
         aside = match.weight < Weight.SAID and len(reading.lines) > FEW_LINES
         found = follow_ups if catalogue.gotchas[match.id].secondary or aside else causes
         found.append(by_id[match.id].model_copy(update=update))
@@ -324,7 +323,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 
 
 def nothing_failed(reading: Reading) -> bool:
-    """Return whether a text is a log in which nothing failed, and nobody's question about it."""
+    """Return whether a text is a log without a failure, and contains no user's question."""
     failure = reading.failure
     if not failure.is_log or failure.outcome is Outcome.FAILED:
         return False
@@ -335,11 +334,11 @@ def nothing_failed(reading: Reading) -> bool:
 
 
 def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
-    """Yield the entry for a name that some releases of a library have and others lack."""
+    """Yield the entry for a name that exists in some releases of a library only."""
     raised, skew = reading.failure.exception, explain(reading.failure)
     if raised is None or skew is None or skew.change in {Change.PRESENT, Change.NEVER}:
         return
-    # Lightning's own entry knows its removed hooks; a keyword is passed by one library to another of another age.
+    # Lightning's own entry covers its removed hooks; a keyword error is often between two libraries of different ages.
     key = "STK-042" if skew.package == "lightning" else "STK-016" if skew.kind in {"keyword", "argument"} else "STK-001"
     if key in by_id:
         line = MatchedLine(number=raised.line, text=f"{raised.type}: {raised.message}"[:400])
@@ -347,17 +346,17 @@ def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
 
 
 def _words(query: str, reading: Reading) -> str:
-    """Return what of a text is read as words: of a bare log how it ended, of anything else its gist."""
+    """Return the part of a text to search by words: the end of a plain log, or the gist of any other text."""
     failure = reading.failure
     if failure.exception is not None and all(line.text[:1].isspace() for line in reading.lines[:-1]):
-        return reading.lines[-1].text  # above are only lines of code
+        return reading.lines[-1].text  # the lines above are code
     if not failure.is_log or len(reading.lines) < LEAST_LOG:
         bare = failure.exception is not None and not failure.exception.message
         return f"{gist(query)}\n{reading.source}" if bare else gist(query)
     if failure.exception is None:
         return "\n".join(dict.fromkeys((*(line.text for line in failure.device), *reading.last_words))) or gist(query)
     raised = (failure.exception, *reversed(failure.chain))
-    # The calls of other packages: a message such as "timed out" doesn't say what was being done.
+    # The calls of other packages: a message such as "timed out" does not name the operation.
     frames = reading.primary.frames if reading.primary else ()
     calls = dict.fromkeys(f"{one.package} {one.function}" for one in frames[-MAX_CALLS:] if one.package)
     raised_by = "" if failure.exception.message else reading.source
@@ -365,7 +364,7 @@ def _words(query: str, reading: Reading) -> str:
 
 
 def both_ends(query: str) -> str:
-    """Bound a query's characters and lines."""
+    """Limit a query's characters and lines, keeping both ends."""
     query = query if len(query) <= MAX_QUERY else f"{query[:HEAD]}\n{query[HEAD - MAX_QUERY :]}"
     lines = query.splitlines()
     if len(lines) <= MAX_LINES:
@@ -374,11 +373,11 @@ def both_ends(query: str) -> str:
 
 
 def _by_words(index: Index, words: str) -> Iterator[Hit]:
-    """Yield the matches by words, best first; of a page only its best section."""
+    """Yield the matches by words, best first; a page yields only its best section."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(words):
         hit = document.hit
-        # A good score for a fair share of the query fits, and a modest one for most of it.
+        # A result needs a high score for a fair share of the query, or a modest score for most of it.
         fits = any(score >= least and coverage >= share for least, share in FITS)
         if not fits or (hit.kind == "page" and hit.page in pages):
             continue
@@ -388,7 +387,7 @@ def _by_words(index: Index, words: str) -> Iterator[Hit]:
 
 
 def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str, float]]]:
-    """Yield (answer, text by field, weight by field) of every entry, and of every level-2 section of other pages."""
+    """Yield (result, text by field, weight by field) of every entry, and of every level-2 section of other pages."""
     for g in catalogue.gotchas.values():
         hit = Hit(
             id=g.id, kind="gotcha", title=g.title, page=g.page, score=0, how="words", summary=g.symptom, fix=g.fix
@@ -408,7 +407,7 @@ def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str
             GOTCHA_FIELDS,
         )
     for page in catalogue.pages.values():
-        # A page of entries yields its entries alone; decision lists are found by their own words and entries.
+        # A page of entries yields its entries only; decision lists are found by their own words and entries.
         for heading, body in _sections(page.body) if page.prefix is None and page.path != DECISIONS else ():
             key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
             title, lead = heading or page.title, " ".join(body.split())[:300]

@@ -1,8 +1,9 @@
 """Signatures: regular expressions that stay fast on any line.
 
-Python's `re` can't be stopped, so a signature is kept to forms that can't explode: no group is repeated, a dot is
-repeated only up to a bound, none begins with a repetition without one, and nothing looks around or back. Each also
-yields a literal that every match must contain, so that one substring search rules out most signatures for a whole log.
+Python's `re` can't be interrupted, so a signature may only use forms that can't backtrack without limit: no group is
+repeated, a dot is repeated only up to a bound, none begins with an unbounded repetition, and look-arounds and back
+references are not allowed. Each also contains a literal that every match must include, so that one substring search
+rules out most signatures for a whole log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CLASS_ESCAPES = "dDwWsSbBAZ"
 
 
 def complaint(pattern: str) -> str | None:
-    """Return why `pattern` can't be a signature, or None when it can."""
+    """Return why `pattern` can't be a signature, or None if it can."""
     if len(pattern) > MAX_PATTERN:
         return f"is longer than {MAX_PATTERN} characters"
     try:
@@ -42,7 +43,7 @@ def compiled_signature(pattern: str) -> re.Pattern[str]:
 
 
 def _unsafe(pattern: str) -> str | None:
-    """Return which form in a pattern could make it slow or hard to search for, or None when all are safe."""
+    """Return why a form in a pattern is slow or hard to search for, or None if all are safe."""
     wild = 0
     atoms = _atoms(_body(pattern))
     for number, (atom, quantifier) in enumerate(atoms):
@@ -92,7 +93,7 @@ def _atoms(body: str) -> tuple[tuple[str, str], ...]:
 
 
 def parts(pattern: str) -> tuple[list[str], list[str]]:
-    """Return the fixed parts of a pattern in their order, and those of its groups, where any may be absent."""
+    """Return the fixed parts of a pattern in order, and those inside its groups, any of which may be absent."""
     fixed, optional, depth = [""], [""], 0
     for atom, quantifier in _atoms(_body(pattern)):
         depth += (atom[0] == "(") - (atom == ")")
@@ -106,7 +107,7 @@ def parts(pattern: str) -> tuple[list[str], list[str]]:
 
 
 def _literal(atom: str) -> str:
-    """Return the one character that an atom matches; empty for an atom of another kind."""
+    """Return the one character that an atom matches, or an empty string for any other atom."""
     if len(atom) == 2 and atom[0] == "\\":
         return "" if atom[1] in _CLASS_ESCAPES or atom[1].isdigit() else atom[1]
     return "" if atom in {".", "^", "$", "|", ")"} or atom[0] in "([" else atom
@@ -114,7 +115,7 @@ def _literal(atom: str) -> str:
 
 @lru_cache(maxsize=4096)
 def literal_of(pattern: str) -> str:
-    """Return the longest text that every match contains, lower-cased; empty when there is none of 3 characters."""
+    """Return the longest text that every match contains, in lower case; empty if none has 3 characters."""
     best = run = ""
     depth = 0
     for atom, quantifier in _atoms(_body(pattern)):

@@ -1,6 +1,6 @@
 """Read the exceptions of a log: their type, message, frames and chain, per rank.
 
-The shapes of CPython, IPython and rich are read, and an exception's line alone, as people paste it.
+The formats of CPython, IPython and rich are supported, and an exception's line without its traceback, as pasted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gpuwarden.knowledge.log_lines import LogLine, step_of
 
 MAX_MESSAGE = 40
-"""Lines of one exception's message; the rest are shapes or names of the same kind."""
+"""The maximum number of lines of one exception's message; further lines are shapes or names of the same kind."""
 MAX_MESSAGE_TEXT = 4_000
 _HEADER = re.compile(r"(?:.{0,200}\s)?Traceback \(most recent call last\)")
 _IGNORED = re.compile(
@@ -63,7 +63,7 @@ class Frame:
 class Raised:
     """One exception as printed. `first` and `last` are its first and last line, `at` the line of its type.
 
-    `cause` is the exception before it in the chain; `ignored` one that Python printed and went on.
+    `cause` is the previous exception in the chain. `ignored`: Python printed it and continued.
     """
 
     type: str
@@ -89,7 +89,7 @@ class Raised:
 
     @property
     def chain(self) -> tuple[Raised, ...]:
-        """Return the exceptions of the chain, the one that came first at the front."""
+        """Return the exceptions of the chain, earliest first."""
         found, cause = [self], self.cause
         while cause is not None:
             found.append(cause)
@@ -103,7 +103,7 @@ class Raised:
 
 
 def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
-    """Return the exceptions of every rank in the order of the lines that name their types; of a chain the last one."""
+    """Return the exceptions of every rank, sorted by the line of their type; for a chain, its last exception."""
     streams: dict[str, list[LogLine]] = {}
     for line in lines:
         streams.setdefault(line.rank, []).append(line)
@@ -129,7 +129,7 @@ def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
 
 
 def _single(lines: list[LogLine]) -> Iterator[Raised | LogLine]:
-    """Yield each exception, and each line that says that the next one belongs to the same chain."""
+    """Yield each exception, and each line that links the next one to the same chain."""
     frames: list[Frame] = []
     start: int | None = None
     inside = ignored = False
@@ -177,7 +177,7 @@ def _raised(body: str, *, inside: bool) -> re.Match[str] | None:
 
 
 def _message(first: str, lines: list[LogLine], at: int, *, gaps: bool) -> tuple[str, int]:
-    """Return the message with its further lines joined, and where the lines after it begin.
+    """Return the message with its continuation lines joined, and the index of the line after it.
 
     Below a traceback a message may contain an empty line.
     """

@@ -1,8 +1,8 @@
-"""Decide from its record in public reports how far a signature can be trusted.
+"""Decide how far to trust a signature, from its record in public reports.
 
-`signature_record.txt` counts, per signature, the open reports that its entry explains by it, and how many of these the
-thread confirms. `runtime_wording.txt` lists the signatures whose words a language runtime, a shell, the C library or
-pip prints for any program: they name the symptom, and several causes share it.
+`signature_record.txt` counts, per signature, the open reports that its entry explains by it, and how many of these are
+confirmed by the thread. `runtime_wording.txt` lists the signatures whose words a language runtime, a shell, the C
+library or pip prints for any program: they name the symptom, which has several causes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from functools import lru_cache
 from importlib import resources
 
 LIKELY = 0.95
-"""The share of right answers from which on a cause is called likely."""
+"""The minimum share of correct answers for a cause to be called likely."""
 OWN_RATE = 0.86
-"""The share of first answers that were right on reports nobody had tuned on, by signatures of other wording."""
+"""The share of correct first answers on reports not used for tuning, for signatures with other wording."""
 RUNTIME_RATE = 0.53
-"""The same share, by signatures of a runtime's wording."""
+"""The same share, for signatures with a runtime's wording."""
 
 
 def trusted(entry: str, signature: str) -> bool:
     """Return whether a match of this signature alone makes the entry likely.
 
-    The rate of the signature's kind counts as one report more, so that two confirmed reports are needed, nine for a
-    runtime's wording, and about twenty for each report that had another cause.
+    The rate of the signature's kind counts as one additional report, so two confirmed reports are needed, nine for
+    a runtime's wording, and about twenty for each report that had another cause.
     """
     right, total = records().get((entry, signature), (0, 0))
     rate = RUNTIME_RATE if (entry, signature) in runtime_wordings() else OWN_RATE
@@ -31,14 +31,14 @@ def trusted(entry: str, signature: str) -> bool:
 
 @lru_cache(maxsize=1)
 def records() -> dict[tuple[str, str], tuple[int, int]]:
-    """Return (right, all) reports by entry and signature."""
+    """Return (right, all) report counts by entry and signature."""
     rows = (line.split(" ", 3) for line in _lines("signature_record.txt"))
     return {(entry, signature): (int(right), int(total)) for entry, right, total, signature in rows}
 
 
 @lru_cache(maxsize=1)
 def runtime_wordings() -> frozenset[tuple[str, str]]:
-    """Return the entries and signatures whose words a runtime prints for any program."""
+    """Return the (entry, signature) pairs whose words a runtime prints for any program."""
     rows = (line.split(" ", 1) for line in _lines("runtime_wording.txt"))
     return frozenset((entry, signature) for entry, signature in rows)
 

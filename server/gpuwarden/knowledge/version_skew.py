@@ -1,8 +1,8 @@
 """Explain a name that an installed release does not have, from the tables of released code.
 
-The exception names an attribute, an argument or an import; the tables know in which releases of which package it
-exists. The answer is *likely* only where a table has releases with the name and releases without it, and where the
-version in the log, if there is one, is without it.
+The exception names an attribute, an argument or an import; the tables list the releases of each package in which it
+exists. The answer is *likely* only if a table has releases with the name and releases without it, and if the version
+in the log, if any, lacks it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gpuwarden.static_analysis.signatures.tables import Table, canonical, packag
 
 RAISED_BY_SKEW = frozenset({"AttributeError", "ImportError", "ModuleNotFoundError", "TypeError", "ValueError"})
 WRAPPED = "Failed to import "
-"""How transformers and diffusers begin the message of a RuntimeError about an import that failed."""
+"""The start of a RuntimeError's message from transformers and diffusers if an import failed."""
 CONSTRUCTORS = frozenset({"__init__", "__new__", "wrapped_func", "inner_f", "wrapper"})
 LOADERS = frozenset({"cls", "model_class", "from_pretrained", "__init__"})
 MODEL = re.compile(r"(?:For[A-Z]\w+|Model|LMHeadModel)$")
 
 
 class Change(StrEnum):
-    """How releases differ in a name."""
+    """How a name's presence differs between releases."""
 
     REMOVED = "removed"
     ADDED = "added"
@@ -43,10 +43,10 @@ class Change(StrEnum):
 
 
 class Skew(Frozen):
-    """A name that is missing, and the releases that have it.
+    """A missing name, and the releases that have it.
 
-    `since` is the first known release with it, empty where it is older than the table. `until` is the last one and
-    `gone_in` the next, both empty while it exists. `pin` is a requirement that has it, empty where none is known.
+    `since` is the first known release with the name, empty if it is older than the table. `until` is the last one and
+    `gone_in` the next release, both empty while the name exists. `pin` is a requirement that has it, empty if unknown.
     """
 
     package: str
@@ -64,7 +64,7 @@ class Skew(Frozen):
 
 @dataclass(frozen=True)
 class _Fact:
-    """The releases of a package, by their places, in which a name exists."""
+    """The releases of a package in which a name exists, by their index."""
 
     package: str
     name: str
@@ -87,7 +87,7 @@ Finder: TypeAlias = Callable[[Gone, frozenset[str]], Iterable[_Fact]]
 
 
 def explain(failure: Failure) -> Skew | None:
-    """Return what the tables know of the name that a failure says is missing; None where they know nothing."""
+    """Return the table entry for the name that a failure reports as missing, or None if the tables do not have it."""
     gone, raised = failure.gone, failure.exception
     if gone is None or raised is None:
         return None
@@ -97,7 +97,7 @@ def explain(failure: Failure) -> Skew | None:
     near = frozenset(one.package.replace("_", "-") for one in (raised, *failure.chain) if one.package)
     facts = list(dict.fromkeys(_FINDERS[gone.kind](gone, near)))
     differing = [fact for fact in facts if fact.places and not fact.everywhere]
-    # Another package's class of the same name is no explanation where one has releases with and without the argument.
+    # Ignore a class of the same name in another package if one has releases with and without the argument.
     chosen = differing or facts
     chosen = [fact for fact in chosen if fact.package in near] or chosen
     if not chosen:
@@ -137,7 +137,7 @@ def _answer(fact: _Fact, kind: str, known: Mapping[str, str], *, ambiguous: bool
 
 
 def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
-    """Return how the installed release differs from those with the name; by the bounds alone where it is unknown."""
+    """Return how the installed release differs from those with the name; if it is unknown, only the bounds decide."""
     if (found := version(installed)) is not None:
         if until and found > (version(until) or found):
             return Change.REMOVED
@@ -166,13 +166,13 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
     }
     places |= changed.of_module(module, gone.name) if changed else set()
     if not places and not known.lists(module):
-        return  # in every release or in none: the table has only what differs
+        return  # in every release or in none: the table lists only differences
     dotted = f"{module}.{gone.name}"
     yield _Fact(package, dotted, frozenset(places), "" if len(places) == len(known.releases) else _home(known, dotted))
 
 
 def _home(known: Table, dotted: str) -> str:
-    """Return where the newest release has a name, or what replaced it."""
+    """Return the module that has a name in the newest release, or the name's replacement."""
     owner, _, name = dotted.rpartition(".")
     root = owner.partition(".")[0]
     if advice := NAMES.get(dotted) or NAMES.get(f"{root}.{name}"):
@@ -182,7 +182,7 @@ def _home(known: Table, dotted: str) -> str:
 
 
 def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases that have a module; none for a package that is not installed at all."""
+    """Yield the releases that have a module; none if the package is not installed."""
     module = canonical(gone.name)
     known = table(package_of(module))
     if known is None or "." not in gone.name:
@@ -219,7 +219,7 @@ def _qualified(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _argument(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases in which a class or function takes an argument."""
+    """Yield the releases in which a class or function accepts an argument."""
     for name in _classes(gone):
         facts = [fact for package, dotted in _qualified(name) if (fact := _accepted(package, dotted, gone.name))]
         if facts:
@@ -227,7 +227,7 @@ def _argument(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
             return
     called = (*_classes(gone), gone.owner.partition(".")[0])
     if gone.name in LOADING and any(name in LOADERS or MODEL.search(name) for name in called):
-        # The releases in which from_pretrained keeps the argument for itself.
+        # The releases in which from_pretrained consumes the argument itself.
         removed, instead = LOADING[gone.name]
         limit = version(removed)
         places = [n for n, r in enumerate(_releases("transformers")) if limit and (version(r) or limit) < limit]
@@ -255,7 +255,7 @@ def _releases(package: str) -> tuple[str, ...]:
 
 
 def _required(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
-    """Yield the releases in which an argument may be left out."""
+    """Yield the releases in which an argument is optional."""
     for name in _classes(gone):
         for package, dotted in _qualified(name):
             places = []

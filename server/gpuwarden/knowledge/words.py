@@ -1,7 +1,7 @@
 """Text to search terms: stems, identifier parts, Chinese bigrams, concepts, and the nearest known word for a typo.
 
-A *concept* is a set of phrases that mean one thing, in English and Chinese (`concepts.txt`). Text that contains any of
-the phrases gets the concept's term, so that "video memory is full", "OOM" and "显存不足" meet.
+A *concept* is a set of phrases with one meaning, in English and Chinese (`concepts.txt`). Text with any of the phrases
+gets the concept's term, so that "video memory is full", "OOM" and "显存不足" match.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ LEAST_JOINED = 9
 LEAST_MISSPELT = 6
 MOST_EDITS = 2
 STEMMED = 6
-"""The most characters that `stem` cuts off; no longer word can be two known ones."""
+"""The maximum number of characters that `stem` removes; a longer word can't consist of two known ones."""
 _VOWEL = re.compile(r"[aeiouy]")
 _ASKED = re.compile(
     r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
     r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
 )
-"""Chinese forms of address and of asking, and words for one's data: the same in reports of every failure."""
+"""Chinese forms of address, question words and words for the user's data, which occur in reports of every failure."""
 CHINESE_STOP_WORDS = """
 之后 以后 之前 还是 一个 可以 左右 时候 每次 不能 仍然 但是 或者 然后 并且 而且 已经 进行 比较 其他 情况
 能不能 有没有 是不是 现在 目前 问题 出现 发现 提示 显示 变成 大概 过程 这个 那个 这种 这样 因为 所以 如果
@@ -58,13 +58,13 @@ CHINESE_STOP_WORDS = """
 的 了 是 在 我 就 都 也 还 吗 呢 把 和 与 从 到 对 用 着 又 再 会 能 让 给 请 中 时 后 前 里 上 下
 """
 MOST_KEPT = 1 << 14
-"""Words whose stems are kept: texts repeat a few thousand."""
+"""The size of the cache of stems: texts repeat a few thousand words."""
 _STOP_CHINESE = re.compile("|".join(CHINESE_STOP_WORDS.split()))
 
 
 @lru_cache(maxsize=MOST_KEPT)
 def stem(word: str) -> str:
-    """Return a word without the commonest English endings, so that freeze, freezes and freezing mostly meet."""
+    """Remove the most common English endings, so that freeze, freezes and freezing usually give the same stem."""
     if len(word) < 4 or not word.isalpha():
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -81,7 +81,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Return stems of the words of `text` in order; an identifier gives itself and then its parts."""
+    """Return the stems of the words of `text` in order; an identifier gives itself and then its parts."""
     found: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
         parts = word.split("_")
@@ -93,7 +93,7 @@ def tokens(text: str) -> list[str]:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _keeps(part: str) -> bool:
-    """Return false for single letters, long numbers and hashes: they never carry the topic of a text."""
+    """Return false for single letters, long numbers and hashes, which never indicate the topic of a text."""
     if part.isdigit():
         return len(part) <= 5
     return len(part) > 1 and not (len(part) >= 8 and any(c.isdigit() for c in part) and re.fullmatch("[0-9a-f]+", part))
@@ -101,13 +101,13 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Return stems of everyday words: matching one of them says little, however rare it is here."""
+    """Return the stems of everyday words: a match of one carries little information, even if it is rare here."""
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 
 @lru_cache(maxsize=1)
 def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Read the table: stemmed English phrase -> concepts, and Chinese phrase -> concepts."""
+    """Read the tables: stemmed English phrase -> concepts, and Chinese phrase -> concepts."""
     english: dict[str, list[str]] = defaultdict(list)
     chinese: dict[str, list[str]] = defaultdict(list)
     text = resources.files("gpuwarden.knowledge").joinpath("concepts.txt").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (concept, from, to) for every known phrase in the stems, longest first at each place.
 
-    A phrase inside a longer one is not counted by itself: "GPU RAM" is not RAM.
+    A phrase inside a longer one does not count separately: "GPU RAM" is not RAM.
     """
     table = concepts()[0]
     beyond = 0
@@ -139,7 +139,7 @@ def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def chinese_terms(text: str) -> tuple[list[str], list[str]]:
-    """Return the concepts and the left-over character pairs of the Chinese in `text`."""
+    """Return the concepts and the remaining character pairs of the Chinese in `text`."""
     table = concepts()[1]
     longest = max(map(len, table), default=0)
     found: list[str] = []
@@ -185,7 +185,7 @@ class Speller:
                 self._grams[gram].add(word)
 
     def parts(self, word: str) -> tuple[str, ...]:
-        """Split a word that is unknown into two that are known, as in "googlecolab"; else return it alone."""
+        """Split an unknown word into two known ones, as in "googlecolab", or return it alone."""
         if word in self.known or not word.isalpha() or not LEAST_JOINED <= len(word) <= 2 * self._longest + STEMMED:
             return (word,)
         halves = ((word[:at], stem(word[at:])) for at in range(4, len(word) - 3))
@@ -195,7 +195,7 @@ class Speller:
     def nearest(self, word: str) -> str | None:
         """Return the closest known word within one edit (two from 9 letters on), or None.
 
-        A short word has too many neighbours: it is only read as another one with the same letters.
+        Short words have too many neighbours, so one only matches another word with the same letters.
         """
         if word in self.known or not word.isalpha() or not 4 <= len(word) <= self._longest + MOST_EDITS:
             return None

@@ -1,1 +1,1 @@
-"""The append-only record that everything else is a view of."""
+"""The append-only record of all events, from which every other state is derived."""

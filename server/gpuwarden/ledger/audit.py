@@ -1,4 +1,4 @@
-"""Check a whole ledger: the chain of its events, and the tables that follow from them."""
+"""Check a whole ledger: the chain of its events, and the tables derived from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES: Final = ("current", "alerts")
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found. `differs` are the tables that say something else than the events do."""
+    """The result of a check. `differs` are the tables that disagree with the events."""
 
     broken: Break | None
     differs: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""Hash every event over its predecessor, so that a change of the past is found.
+"""Hash every event over its predecessor, so that a change of the past is detected.
 
-The chain finds an event that was changed, removed or put in between. Events that were cut off at the end, and a ledger
-that was replaced as a whole, leave a sound chain: for these the file `ledger.head` beside the ledger keeps the number
-and the hash of the last event. It is written after the commit, so it may be behind the ledger and is never ahead.
-Whoever may write both files can forge both.
+The chain detects an event that was changed, removed or inserted. A ledger that was truncated or replaced as a whole
+still has a valid chain: for these cases the file `ledger.head` beside the ledger keeps the number and the hash of the
+last event. It is written after the commit, so it may be behind the ledger but never ahead. A process with write access
+to both files can forge both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Final, Literal
 
 Row = tuple[Any, ...]
 Query = Callable[[str], Iterator[Row]]
-"""Yield the rows of a query one by one; the events of a ledger may not fit into memory."""
+"""Yields the rows of a query one by one, because the events of a ledger may not fit into memory."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
-"""Columns of an event that its hash covers."""
+"""Columns of an event that are covered by its hash."""
 GENESIS: Final = "0" * 64
-"""Used as the hash before the first event."""
+"""The hash before the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
-"""Bytes of the head file: fixed, so that one small write in place replaces it."""
+"""Size of the head file in bytes: fixed, so that a single write in place replaces it."""
 
 
 def link(before: str, row: Row) -> str:
@@ -49,7 +49,7 @@ class Break:
 
 
 def first_break(query: Query) -> Break | None:
-    """Walk the whole chain and return where it breaks first, None where it is whole."""
+    """Check the whole chain, and return its first break; None if it is intact."""
     before, expected = GENESIS, 1
     try:
         for *row, kept in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
@@ -65,7 +65,7 @@ def first_break(query: Query) -> Break | None:
 
 @dataclass(frozen=True)
 class Head:
-    """The last event that was recorded: its number and hash. `lost`: this ledger began beside the work of another."""
+    """The number and hash of the last recorded event. `lost` means that this ledger replaced an earlier, lost one."""
 
     seq: int
     hash: str
@@ -73,13 +73,13 @@ class Head:
 
 
 class HeadFile:
-    """`ledger.head` beside a ledger."""
+    """The file `ledger.head` beside a ledger."""
 
     def __init__(self, ledger: Path) -> None:
         self.path = ledger.with_suffix(".head")
 
     def read(self) -> Head | None:
-        """Return the recorded head; None where there is no file, or where a power cut left it torn."""
+        """Return the recorded head; None if the file is missing, or incomplete after a power failure."""
         try:
             words = self.path.read_text("ascii").split()
             return Head(int(words[0]), words[1], lost=words[2:] == [_LOST])
@@ -87,7 +87,7 @@ class HeadFile:
             return None
 
     def write(self, head: Head) -> None:
-        """Record a head in place. A failure is no loss: the file may be behind."""
+        """Record a head in place. Failures are ignored, because the file may be behind."""
         text = f"{head.seq} {head.hash}{' ' + _LOST if head.lost else ''}"
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""Keep the ledger in one SQLite file. `opening.py` opens it; its locks are files in a folder beside it."""
+"""Access the SQLite file of a ledger. `opening.py` opens it; its locks are files in a folder beside it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One file that is open. `behind`: there was no room to read what is in its write-ahead log.
+    """One open file. `behind` means that the events in its write-ahead log could not be read.
 
-    Every method raises `LedgerError` for what SQLite or the file system can't do.
+    Every method raises `LedgerError` for errors of SQLite or the file system.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Database:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Query]:
-        """Let a query see one state of the file, over a connection of its own."""
+        """Yield a query function that reads one consistent state of the file over a separate connection."""
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with translated(self.path):
             db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
@@ -54,7 +54,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the file's write lock, and commit at the end or take everything back."""
+        """Take the file's write lock, and commit at the end or roll back."""
         with translated(self.path):
             self._check_writable()
             self.connection.execute("BEGIN IMMEDIATE")
@@ -67,7 +67,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Add an event with its hash. False where its number, or its kind and token, are in the ledger already."""
+        """Add an event with its hash. Return False if its number, or its kind and token, are in the ledger already."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)
@@ -78,7 +78,7 @@ class Database:
         return True
 
     def lock(self, name: str) -> FileLock | None:
-        """Take the lock on a file, which the kernel releases when the process dies; None while somebody has it."""
+        """Take a file lock, which the kernel releases when the process dies; None if another process has it."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
@@ -93,21 +93,21 @@ class Database:
         self.connection.close()
 
     def _check_writable(self) -> None:
-        """Raise `LedgerError` where a write would be lost."""
+        """Raise `LedgerError` if a write would be lost."""
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {self.path} can't be written: {self.readable_only}",
-                "Free some disk space or mend its permissions, then start gpuwarden again; nothing was launched.",
+                "Free some disk space or correct its permissions, then restart gpuwarden; nothing was launched.",
             )
         if not self.in_place():
             raise LedgerError(
                 f"the ledger {self.path} was moved, removed or replaced while it was open; nothing was written",
-                "Bring the file back, then start gpuwarden again. Rented machines may be billing.",
+                "Restore the file, then restart gpuwarden. Rented machines may be billed.",
             )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file; None where there is none."""
+    """Return the device and the inode of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

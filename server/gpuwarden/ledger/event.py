@@ -15,7 +15,7 @@ B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Event(Generic[B_co]):
-    """One line of the ledger, whose fields are the stored columns. Outside of this package only `data` is read."""
+    """One line of the ledger; its fields are the stored columns. Other packages read the body only through `data`."""
 
     seq: int
     at: float

@@ -1,11 +1,12 @@
-"""Export the ledger as JSON lines, whose hashes anybody can check, and check such a file.
+"""Export the ledger as JSON lines with hashes that other programs can check, and check such a file.
 
-A line has the columns of one event, who acted through which interface, and the hash. The hash is SHA-256 over a JSON
-list, in ASCII and without spaces: the hash of the line before (64 zeros before the first), then `seq`, `at`, `subject`,
-`kind`, `version`, `state`, `token`, `actor` and the body's text. That text is the body as JSON with a space after each
-colon and comma; where it was stored in another way it is in the line as `text`.
+A line has the columns of one event, its interface and person, and the hash. The hash is SHA-256 over a JSON list, in
+ASCII and without spaces: the hash of the line before (64 zeros before the first), then `seq`, `at`, `subject`, `kind`,
+`version`, `state`, `token`, `actor` and the body's text. That text is the body as JSON with a space after each colon
+and comma; if it was stored in another way, the line has it as `text`.
 
-No hash is over `interface`, `person`, or a `body` beside a `text`: a check compares these with what they follow from.
+The hash does not cover `interface`, `person`, or a `body` beside a `text`: a check derives these from the other fields
+and compares them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def export_lines(query: Query, after: int = 0) -> Iterator[str]:
 
 
 def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
-    """Return the fields of one event's line, whose columns are in the order of `COLUMNS`."""
+    """Return the fields of one event's line. `row` has the columns in the order of `COLUMNS`."""
     fields: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
     fields |= {"interface": fields["actor"].partition("/")[0], "person": person_of(fields["actor"])}
     text = fields.pop("body")
@@ -43,10 +44,10 @@ def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
 
 
 def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
-    """Return the last sound event of an export and where its chain breaks first, None where it is whole.
+    """Return the last valid event of an export and the first break of its chain, None if it is intact.
 
-    An export that begins later than the ledger is checked from its second event on. Raises BadRequest for what is not
-    an export.
+    The hash of the first line can be checked only if it is the ledger's first event. Raises BadRequest for a file that
+    is not an export.
     """
     last: Head | None = None
     for number, line in enumerate(lines, 1):
@@ -68,8 +69,8 @@ def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError where it has a name twice: readers differ in which one they take."""
+    """Return a JSON object. Raises ValueError for a duplicate name, because readers differ in the one that they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name is duplicated")
     return found

@@ -1,4 +1,4 @@
-"""Fold the events of jobs, leases, teardowns and receipts into records. Every function here is pure."""
+"""Fold the events of jobs, leases, teardowns and receipts into records. All functions are pure."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None when unmetered.
+    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None if unmetered.
 
-    `price` is what an hour was to cost when the job was checked, in US dollars; None where nobody told.
+    `price` is the price per hour at the time of the check, in US dollars; None if unknown.
     """
 
     id: str
@@ -70,45 +70,45 @@ class JobRecord:
     declared: tuple[str, ...] = ()
     """Outputs that were declared after the submission, in a pull."""
     reason: Code | None = None
-    """The code of `why`; None in a ledger of an older version."""
+    """The code of `why`; None if an older version did not record it."""
     next_steps: tuple[NextStep, ...] = ()
     """The next steps of the error that ended the job."""
     pausing: bool = False
-    """Somebody asked for a pause that was not reached yet."""
+    """A pause was requested and is not reached yet."""
     resume_requested: bool = False
-    """Somebody asked for a resume after the last request for a pause, and for no end of the machine since."""
+    """A resume was requested after the last pause, and no end of the machine since."""
     resumed: int = 0
-    """Attempts that followed a pause, which uses up no restart."""
+    """Number of attempts that followed a pause; they do not count as restarts."""
     limit_s: int | None = None
-    """The present attempt's own time limit, in seconds; None where it has the spec's."""
+    """The present attempt's time limit in seconds, None if it is the spec's."""
     person: str = ""
-    """Who submitted it; empty in a ledger of before that was recorded."""
+    """The user who submitted it; empty if an older version did not record it."""
     array: str = ""
-    """The token of the array that the present attempt is launched with; empty where it is launched by itself."""
+    """The token of the array with which the present attempt is launched; empty for a separate launch."""
     choices: tuple[Choice, ...] = ()
-    """Where the job may run, in order; empty for a job with one platform. `spec` is the job at `choice`."""
+    """Platforms where the job may run, in order; empty for a job with one platform. `spec` is the job at `choice`."""
     choice: int = 0
     given_up: str = ""
-    """The lease of the last request that was given up for the next choice, and its generation."""
+    """The lease of the last request that was abandoned for the next choice."""
     given_up_generation: int = 0
 
     @property
     def subject(self) -> str:
-        """Return the job's name in the ledger."""
+        """Return the job's subject in the ledger."""
         return f"job/{self.id}"
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return every declared output: those of the spec, then those that were declared later."""
+        """Return every declared output: those of the spec, then later ones."""
         return (*self.spec.outputs, *self.declared)
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """One instance's meter as far as it is known. `answers` are the provider's, each with its time.
+    """The known billing of one instance. `answers` are the provider's answers, each with its time.
 
-    `account` is the one that rented it; None in a ledger of before that was recorded. `cost` is the upper bound of its
-    cost so far in US dollars, where the record was read together with the time; `estimated` where that is no bill.
+    `account` rented the instance; None if an older version did not record it. `cost` is the upper bound of its cost so
+    far in US dollars, if the record was read for a time; `estimated` marks a cost that is not the provider's bill.
     """
 
     id: str
@@ -120,14 +120,14 @@ class LeaseRecord:
     instance_id: str | None
     answers: tuple[tuple[float, Instance], ...] = ()
     fingerprint: str | None = None
-    """Of the host key that the machine showed at first contact."""
+    """Fingerprint of the machine's host key at first contact."""
     account: Account | None = None
     cost: float | None = None
     estimated: bool = False
 
     @property
     def subject(self) -> str:
-        """Return the lease's name in the ledger."""
+        """Return the lease's subject in the ledger."""
         return f"lease/{self.id}"
 
     @property
@@ -137,7 +137,7 @@ class LeaseRecord:
 
     @property
     def billed(self) -> float | None:
-        """Return the cost by the provider's last answer, in US dollars; its books may lag behind."""
+        """Return the cost in the provider's last answer, in US dollars; it may lag behind."""
         return self.instance.cost_usd if self.instance else None
 
     @property
@@ -147,11 +147,11 @@ class LeaseRecord:
         return next((price for price in prices if price is not None and price > 0), None)
 
     def cost_by(self, until: float, price: float | None = None) -> float | None:
-        """Return the upper bound of the cost until a time: the provider's figure, and the price for the time since.
+        """Return the upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
 
-        It never falls while the machine may bill, whatever the provider answers or leaves unanswered; the bill of one
-        that is off replaces it. It counts from the order, because a machine may be found long after that, and with
-        `price` until the provider names one. None where neither a price nor a figure is known.
+        It is the provider's cost plus the price for the time since. It never falls while the machine may be billed,
+        regardless of the provider's answers; the bill of a machine that is off replaces it. The time counts from the
+        order, because a machine may be found long after that. `price` is used until the provider reports one.
         """
         if not price:
             named = (seen.price_usd_per_hour for _, seen in self.answers)
@@ -171,7 +171,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True)
 class TeardownRecord:
-    """One request to stop or terminate. `digest` is of the facts that a person is asked about."""
+    """One request to stop or terminate. `digest` is the digest of the facts for the approval."""
 
     id: str
     state: Teardown
@@ -186,13 +186,13 @@ class TeardownRecord:
 
     @property
     def subject(self) -> str:
-        """Return the teardown's name in the ledger."""
+        """Return the teardown's subject in the ledger."""
         return f"teardown/{self.id}"
 
 
 @dataclass(frozen=True)
 class ReceiptRecord:
-    """One receipt, or one ticket for a dearer machine. `approval` is a person's yes to its spending."""
+    """One receipt, or one ticket for a machine with a higher price. `approval` is the approval of its spending."""
 
     id: str
     issued: ReceiptIssued
@@ -200,7 +200,7 @@ class ReceiptRecord:
 
     @property
     def subject(self) -> str:
-        """Return the receipt's name in the ledger."""
+        """Return the receipt's subject in the ledger."""
         return f"receipt/{self.id}"
 
     def approved_at(self, now: float) -> bool:
@@ -209,7 +209,7 @@ class ReceiptRecord:
 
 
 def latest(events: Events, kind: type[B]) -> B | None:
-    """Return the body of the last event of a kind, or of those that share a base."""
+    """Return the body of the last event of a kind, or of the kinds that share a base."""
     return next((e.data for e in reversed(events) if isinstance(e.data, kind)), None)
 
 
@@ -218,7 +218,7 @@ def _moved(events: Events) -> list[Event[Any]]:
 
 
 def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
-    """Fold a job's events, and those of its machine's lease; None where none accepted it."""
+    """Fold a job's events and those of its machine's lease; None if none of them accepted it."""
     accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
     if accepted is None:
         return None
@@ -227,12 +227,12 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
     choice = moved_on.choice if moved_on else 0
     if moved_on and rented and rented.lease == moved_on.lease and answers(lease_events):
-        choice -= 1  # the machine that was given up is there after all, before another one was asked for
+        choice -= 1  # the abandoned machine exists after all, and no other was requested yet
     here_now = spec.choices[choice] if spec.choices else Choice(platform="", price=spec.price)
     moved = _moved(events)[-1]
     declared, announced = latest(events, OutputsDeclared), latest(events, JobSubmitting)
     pause = _at(events, PauseRequested)
-    here = events[max(0, _at(events, JobProvisioning)) :]  # what was launched on an earlier machine is not on this one
+    here = events[max(0, _at(events, JobProvisioning)) :]  # launches on earlier machines do not count
     submitted = latest(here, JobSubmitted)
     handle = submitted.handle if submitted else None
     doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
@@ -275,7 +275,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
 
 
 def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
-    """Return the most that a job may cost: on its machine where one was rented, else on any that it may still get."""
+    """Return the highest cost of a job: on its machine if one was rented, else on any that it may still get."""
     if not accepted.choices:
         return accepted.worst_cost
     costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]
@@ -283,7 +283,7 @@ def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
 
 
 def _stopped_since(events: Events, lease_events: Events) -> bool:
-    """Return whether a machine's end was asked for after its job's last request to go on: the later word counts."""
+    """Return whether an end of the machine was requested after the job's last resume request, which it overrides."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
 
@@ -294,14 +294,14 @@ def _at(events: Events, kind: type[Body]) -> int:
 
 
 def _doubt(lease_events: Events) -> CreateDoubted | None:
-    """Return the refusal of a request whose machine was neither found nor ruled out."""
+    """Return the platform's refusal of a request if it is not yet known whether a machine exists."""
     moves = _moved(lease_events)
     open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)
     return latest(lease_events, CreateDoubted) if open_still else None
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
-    """Return a place at the address that its machine was last seen at; the host key stays that of first contact."""
+    """Return a place with its machine's last reported address; the host key stays that of first contact."""
     if place is None or place.host is None:
         return place
     now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)
@@ -309,7 +309,7 @@ def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
 
 
 def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
-    """Fold a lease's events; None where it was never opened."""
+    """Fold a lease's events; None if it was never opened."""
     moves = _moved(events)
     if not moves:
         return None
@@ -334,14 +334,14 @@ def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
 
 
 def answers(lease_events: Events) -> list[tuple[float, Instance]]:
-    """Return the provider's answers about a machine that the ledger keeps, each with its time."""
+    """Return the recorded answers of the provider about a machine, each with its time."""
     return [
         (e.at, e.data.instance) for e in lease_events if isinstance(e.data, LeaseBody) and e.data.instance is not None
     ]
 
 
 def ended_as(lease_events: Events) -> str | None:
-    """Return what an ended lease's machine is believed to be: `gone`, or `stopped` with its disk. None: live."""
+    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk. None if live."""
     moves = _moved(lease_events)
     state = moves[-1].state if moves else None
     if state == Lease.NONE:
@@ -351,13 +351,13 @@ def ended_as(lease_events: Events) -> str | None:
 
 
 def fold_teardown(teardown_id: str, events: Events) -> TeardownRecord | None:
-    """Fold a teardown's events; None where it was never requested."""
+    """Fold a teardown's events; None if it was never requested."""
     moves = _moved(events)
     if not moves:
         return None
     asked = moves[0].data
     if not isinstance(asked, TeardownRequested) or asked.job is None or asked.lease is None or asked.verb is None:
-        raise ValueError("the first event does not say what is to be torn down")
+        raise ValueError("the first event does not name the machine to tear down")
     judged = next((e.data for e in reversed(events) if isinstance(e.data, Judged) and e.data.digest), Judged())
     return TeardownRecord(
         id=teardown_id,
@@ -374,6 +374,6 @@ def fold_teardown(teardown_id: str, events: Events) -> TeardownRecord | None:
 
 
 def fold_receipt(receipt_id: str, events: Events) -> ReceiptRecord | None:
-    """Fold a receipt's events; None where it was never issued."""
+    """Fold a receipt's events; None if it was never issued."""
     issued = latest(events, ReceiptIssued)
     return None if issued is None else ReceiptRecord(receipt_id, issued, latest(events, ApprovalGranted))

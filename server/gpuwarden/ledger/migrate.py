@@ -1,7 +1,7 @@
-"""Create the schema, and bring a ledger of an older version to the present one, in the caller's transaction.
+"""Create the schema, and migrate a ledger of an older version, in the caller's transaction.
 
-Events are copied one by one into the new table, in order and unchanged, so that each is hashed over the one before it
-and the triggers fill the tables that follow the events.
+The events of version 1 are copied into the new table one by one, in order and unchanged, so that each is hashed over
+its predecessor and the triggers fill the derived tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _schema() -> Iterator[str]:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring a ledger of an older version to the present one. Its events keep their numbers, times and bodies."""
+    """Migrate a ledger of an older version. Its events keep their numbers, times and bodies."""
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         _from_first(db)
         return
@@ -47,7 +47,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def _from_first(db: sqlite3.Connection) -> None:
-    """Bring a ledger of version 1 to the present version: its events had no hash."""
+    """Migrate a ledger of version 1, whose events have no hash."""
     for view in ("jobs", "leases", "teardowns", "current"):
         db.execute(f"DROP VIEW {view}")
     db.execute("ALTER TABLE events RENAME TO events_v1")
@@ -65,7 +65,7 @@ def _from_first(db: sqlite3.Connection) -> None:
 
 
 def rebuilt(query: Query) -> sqlite3.Connection:
-    """Build the tables that follow the events again, from these alone, in a database that lasts until it is closed."""
+    """Return a temporary database whose derived tables are rebuilt from the events alone."""
     fresh = sqlite3.connect("", isolation_level=None)
     create(fresh)
     fresh.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Open the SQLite file of a ledger, for reading where it can't be written, and bring it to the present schema."""
+"""Open the SQLite file of a ledger, only for reading if it can't be written, and migrate it to the present schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.private import private_file, private_folder
 
 
 def open_database(path: Path, head: HeadFile) -> Database:
-    """Open a ledger. Raises `LedgerError` for what is not a ledger, is newer than this code, or can't be read."""
+    """Open a ledger. Raises `LedgerError` for a file that is not a ledger, is newer than this code, or unreadable."""
     with translated(path):
         private_folder(path.parent)
         try:
@@ -27,7 +27,7 @@ def open_database(path: Path, head: HeadFile) -> Database:
                 raise
             opened = _for_reading(path, str(error), error)
         with _closed_on_error(opened.connection):
-            for ending in ("", "-wal", "-shm"):  # SQLite makes them as the umask says
+            for ending in ("", "-wal", "-shm"):  # SQLite creates them with the umask's permissions
                 private_file(path.with_name(path.name + ending))
         return opened
 
@@ -89,7 +89,7 @@ def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
 
 
 def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
-    """Open a ledger that can't be written. Without room for its shared memory, what is in the WAL can't be seen."""
+    """Open a ledger that can't be written. If its shared memory can't be created, the WAL's events can't be read."""
     uri = path.resolve().as_uri()
     wal = path.with_name(f"{path.name}-wal")
     for mode, behind in (("mode=ro", False), ("mode=ro&immutable=1", wal.exists() and wal.stat().st_size > 0)):
@@ -100,7 +100,7 @@ def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
 
 
 def _at_present(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Check a database that was opened for reading; one of an older version is migrated in memory."""
+    """Check a database that was opened for reading, and migrate one of an older version in memory."""
     found = _version(db, path)
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise _foreign(path)
@@ -117,4 +117,4 @@ def _at_present(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 def _foreign(path: Path) -> LedgerError:
-    return LedgerError(f"{path} is a database, but no gpuwarden ledger", "Move it away and try again.")
+    return LedgerError(f"{path} is a database, but not a gpuwarden ledger", "Move it away and try again.")

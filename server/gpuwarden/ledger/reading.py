@@ -1,6 +1,6 @@
-"""Read the ledger: events of a subject or a kind, and where every job, lease and teardown is now.
+"""Read the ledger: events of a subject or a kind, and the present state of every job, lease and teardown.
 
-No query here takes longer because more jobs have ended, but for those that return everything.
+The time of a query does not grow with the number of ended jobs, unless the query returns them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
 
 B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
-"""Subjects whose events a process keeps in memory, unless it looks at more of them all the time."""
+"""Default number of subjects whose events a process caches."""
 PIECE: Final = 25
-"""Events that are read at once where it is not known how many are wanted."""
+"""Events that are read at a time if the wanted number is not known."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
 class Row(NamedTuple):
-    """Where a job, a lease or a teardown is now. Times are seconds since the epoch; `seq` is of its last move."""
+    """The present state of a job, lease or teardown. Times are seconds since the epoch; `seq` is its last move's."""
 
     subject: str
     state: str
@@ -37,21 +37,21 @@ class Row(NamedTuple):
 
 
 class EndedLease(NamedTuple):
-    """A lease whose meter stopped: its cost in US dollars as it was recorded then, None where it was not reported."""
+    """A lease whose billing has stopped. `cost` is its recorded cost in US dollars, None if it was not reported."""
 
     lease: str
     job: str
     platform: str
     project: str
     actor: str
-    """Of the event that accepted its job."""
+    """The actor of the event that accepted its job."""
     opened: float
     since: float
     cost: float | None
 
 
 class Reader:
-    """The reading half of a ledger."""
+    """The queries of a ledger."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -59,14 +59,14 @@ class Reader:
         self._kept = KEPT_SUBJECTS
 
     def keep(self, subjects: int) -> None:
-        """Keep the events of so many subjects in memory from now on, those that were read last.
+        """Set the number of subjects whose events are cached; the most recently read ones stay.
 
-        Whoever reads more of them in turn than are kept reads each from the database again.
+        A caller that cycles through more subjects than that reads each from the database again.
         """
         self._kept = max(KEPT_SUBJECTS, subjects)
 
     def state(self, subject: str) -> str | None:
-        """Return the present state of a subject, None before its first move."""
+        """Return the present state of a subject; None before its first move."""
         row = self._one("SELECT state FROM current WHERE subject = ?", subject)
         return row[0] if row else None
 
@@ -89,12 +89,12 @@ class Reader:
     def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
 
     def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
-        """Return the latest event of a subject, of a kind or of those that share a base."""
+        """Return the latest event of a subject; of one kind, or of all kinds that share a base, if `kind` is given."""
         kinds = _kinds(kind)
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
     def used(self, kind: type[B] | str, token: str) -> Event[B] | None:
-        """Return the event of `kind` that used `token`, if there was one."""
+        """Return the event of `kind` that used `token`, or None."""
         (name,) = _kinds(kind)
         return next(iter(self._events("kind = ? AND token = ?", name, token)), None)
 
@@ -116,7 +116,7 @@ class Reader:
         after: int = 0,
         limit: int = 10_000,
     ) -> list[Event[Any]]:
-        """Return events in order, of one subject or of all, of one kind or of those that share a base."""
+        """Return events in order, of one subject or all, of one kind, all kinds that share a base, or all kinds."""
         where, values = ["seq > ?"], list[object]([after])
         if subject is not None:
             where.append("subject = ?")
@@ -126,12 +126,12 @@ class Reader:
             values += sorted(kinds)
         return self._events(" AND ".join(where) + " ORDER BY seq LIMIT ?", *values, limit)
 
-    # ------------------------------------------------------------------------------------- where everything is now
+    # -------------------------------------------------------------------------------------------- present states
 
     def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
-        """Return the subjects of a machine, oldest move first; only those in the given states when any are given.
+        """Return the subjects of a state machine, the oldest move first; only those in `states` if any are given.
 
-        `job` takes those of one job, `since` those that moved after a time, in seconds since the epoch.
+        `job` selects those of one job, `since` those that moved after a time, in seconds since the epoch.
         """
         where, values = ["machine = ?"], list[object]([machine])
         if states:
@@ -147,13 +147,13 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of the jobs that have leases in the given states, or any that moved after a time."""
+        """Return the ids of the jobs that have leases in the given states, or leases that moved after `since`."""
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return the subjects that moved last, the latest first; with `before`, those that come after that row."""
+        """Return a page of subjects, the latest move first; with `before`, the page that follows that row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -165,12 +165,12 @@ class Reader:
         return [Row(*row) for row in self._db.rows(sql, *values, limit)]
 
     def row(self, subject: str) -> Row | None:
-        """Return where one subject is now; None before its first move."""
+        """Return the row of one subject; None before its first move."""
         found = self._one(f"SELECT {ROW} FROM current WHERE subject = ?", subject)  # noqa: S608 - a constant
         return Row(*found) if found else None
 
     def ended_leases(self, since: float) -> list[EndedLease]:
-        """Return the leases whose machines are gone and whose meters stopped after a time, the earliest first."""
+        """Return the leases whose machines are gone and whose billing stopped after a time, the earliest first."""
         sql = (
             "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
             "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
@@ -183,7 +183,7 @@ class Reader:
         return [EndedLease(*row) for row in self._db.rows(sql, since)]
 
     def platforms(self) -> list[str]:
-        """Return every platform that a machine was rented from."""
+        """Return every platform from which a machine was rented."""
         found: list[str] = []
         sql = "SELECT min(platform) FROM current WHERE machine = 'lease' AND platform > ?"
         while (row := self._one(sql, found[-1] if found else "")) is not None and row[0] is not None:
@@ -191,16 +191,16 @@ class Reader:
         return found
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
-        """Return the subjects of the jobs in a state that have a script, and of those whose script is not recorded."""
+        """Return the subjects of the jobs in a state whose script has this digest or has no recorded digest."""
         sql = (
             "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
-            # SQLite believes that NULL is frequent, and would go over all jobs in the state.
+            # SQLite assumes that NULL is frequent, and would scan all jobs in the state.
             "FROM current INDEXED BY current_by_script WHERE machine = 'job' AND state = ? AND script IS NULL"
         )
         return [row[0] for row in self._db.rows(sql, state, digest, state)]
 
     def leases_of_instance(self, instance_id: str) -> list[str]:
-        """Return the subjects of the leases whose machine was last seen under a provider's id, oldest first."""
+        """Return the subjects of the leases whose machine was last reported under a provider's id, oldest first."""
         sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"
         return [row[0] for row in self._db.rows(sql, instance_id)]
 
@@ -214,7 +214,7 @@ class Reader:
         (name,) = kinds_of(kind)
         found: list[Event[B]] = []
         below = 1 << 62
-        while len(found) < limit:  # in pieces, since most asked times are short
+        while len(found) < limit:  # in pieces, because most requested times are short
             piece = self._events("kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?", name, below, min(PIECE, limit))
             fresh = list(takewhile(lambda e: e.at > since, piece))
             found += fresh
@@ -224,22 +224,22 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert of a condition, or the one that was raised once for a mark."""
+        """Return the open alert of a condition, or with a mark the alert that was raised once for it."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None
 
     def standing_alerts(self) -> list[Event[AlertRaised]]:
-        """Return the alerts that were raised and not cleared, without those that are of one event."""
+        """Return the open alerts, without those that report a single event."""
         return self._events("seq IN (SELECT seq FROM alerts WHERE mark = '') ORDER BY seq")
 
     def last_seq(self) -> int:
-        """Return the number of the latest event; 0 where there is none."""
+        """Return the number of the latest event; 0 in an empty ledger."""
         row = self._one("SELECT max(seq) FROM events")
         return int(row[0] or 0) if row else 0
 
     def count(self) -> int:
-        """Return how many events there are."""
+        """Return the number of events."""
         row = self._one("SELECT count(*) FROM events")
         return int(row[0]) if row else 0
 
@@ -252,7 +252,7 @@ class Reader:
 
 
 def _kinds(kind: type[Body] | str | None) -> frozenset[str]:
-    """Return the kinds that are meant; none for every kind."""
+    """Return the selected kinds; empty for all kinds."""
     if kind is None:
         return frozenset()
     return frozenset({kind}) if isinstance(kind, str) else kinds_of(kind)

@@ -1,6 +1,6 @@
--- The ledger, schema version 2: events that are added and never changed, and tables that follow them.
--- An event belongs to one subject (`job/j1x`, `lease/j1x-i1`, `teardown/t9k` ...). Where it moves that subject's state
--- machine, `state` is the state it moved to.
+-- The ledger: an append-only log of events, and tables that are derived from them by triggers.
+-- An event belongs to one subject (`job/j1x`, `lease/j1x-i1`, `teardown/t9k` ...). If it moves that subject's state
+-- machine, `state` is the new state.
 
 CREATE TABLE events (
   seq     INTEGER PRIMARY KEY,                        -- 1, 2, 3 ... without a gap
@@ -28,10 +28,10 @@ CREATE TRIGGER events_are_new BEFORE INSERT ON events
 WHEN EXISTS (SELECT 1 FROM events WHERE seq = NEW.seq OR (kind = NEW.kind AND token = NEW.token))
 BEGIN SELECT RAISE(ABORT, 'UNIQUE: this event is in the ledger already'); END;
 
--- What may happen once: one job per receipt, one launch per attempt, one rental per generation, one use per approval.
+-- Allow each token once: one job per receipt, one launch per attempt, one rental per generation, one use per approval.
 CREATE UNIQUE INDEX once ON events (kind, token) WHERE token IS NOT NULL;
 
--- Where every job, lease and teardown is now. It follows the events and can be rebuilt from them.
+-- The present state of every job, lease and teardown, derived from the events.
 CREATE TABLE current (
   subject  TEXT PRIMARY KEY,
   machine  TEXT NOT NULL,                             -- job, lease or teardown
@@ -78,7 +78,7 @@ BEGIN
   WHERE subject = NEW.subject;
 END;
 
--- The alerts that were raised and not cleared. One with a mark is of an event: it is raised once and never cleared.
+-- The open alerts. An alert with a mark reports an event: it is raised once and never cleared.
 CREATE TABLE alerts (
   subject TEXT NOT NULL,
   kind    TEXT NOT NULL,
@@ -105,7 +105,7 @@ CREATE VIEW jobs AS SELECT substr(subject, 5) AS id, state, since FROM current W
 CREATE VIEW leases AS SELECT substr(subject, 7) AS id, state, since FROM current WHERE machine = 'lease';
 CREATE VIEW teardowns AS SELECT substr(subject, 10) AS id, state, since FROM current WHERE machine = 'teardown';
 
--- The run folders of jobs that have not ended, for the shell guard. CROSS and + keep SQLite from going over every job.
+-- The run folders of jobs that have not ended, for the shell guard. CROSS and + keep SQLite from scanning every job.
 CREATE VIEW live_runs AS
   SELECT json_extract(e.body, '$.handle.run_dir') AS run_dir
   FROM current c CROSS JOIN events e ON e.subject = c.subject AND +e.kind = 'job.submitted'

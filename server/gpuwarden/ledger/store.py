@@ -1,7 +1,7 @@
-"""Event store: events that are added and never changed, in a SQLite file.
+"""Event store: an append-only log of events in a SQLite file.
 
-A move of a state machine is checked against the present state inside the same transaction that records it, so two
-processes can't both make it. Callers commit an intent here *before* they call the network, and the outcome after.
+A move of a state machine is checked against the present state in the transaction that records it, so two processes
+can't both make it. Callers commit an intent here *before* they call the network, and the outcome after.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _MACHINES: Final = {"job": (Job, Job.DRAFT), "lease": (Lease, Lease.NONE), "tear
 
 
 class Ledger(Reader):
-    """One ledger. Open it in as many processes as you like.
+    """One ledger. Several processes may open it.
 
-    Where it can't be opened for writing it is opened for reading, and every write raises `LedgerError`.
+    If it can't be opened for writing, it is opened for reading, and every write raises `LedgerError`.
     """
 
     def __init__(self, path: Path, clock: Clock, actor: str = "cli") -> None:
@@ -44,11 +44,11 @@ class Ledger(Reader):
         self._head = HeadFile(path)
         self._tail: Head | None = None
         self._before = Head(0, GENESIS)
-        """The last event before the present transaction, where it has recorded one."""
+        """The last event before the present transaction, once that has recorded one."""
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
-            # A head is never written over lost events: the loss would be forgotten.
+            # Never overwrite the head if events are lost: that would hide the loss.
             if self._sound and self._head.read() is None and (last := self._last()).seq:
                 self._head.write(last)
         except BaseException:
@@ -57,24 +57,24 @@ class Ledger(Reader):
 
     @property
     def acting(self) -> str:
-        """Return the actor of what is recorded now: this process's, or of the person whose request it answers."""
+        """Return the actor of new events: this process's, or the user whose request it answers."""
         return acting(self.actor)
 
     @property
     def readable_only(self) -> str | None:
-        """Return why this ledger can only be read; None where it can be written."""
+        """Return why this ledger can only be read; None if it can be written."""
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
-        """Return what makes this ledger's word doubtful, such as events that are lost; None where nothing does."""
+        """Return any integrity problem of the ledger, such as lost events; None if it has none."""
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
-        """Take a lock that all processes on this ledger share; None while another one has it."""
+        """Take a lock that all processes on this ledger share; None if another process has it."""
         return self._db.lock(name)
 
     def snapshot(self) -> contextlib.AbstractContextManager[Query]:
-        """Let a query see one state of the whole ledger."""
+        """Yield a query function that reads one consistent state of the ledger."""
         return self._db.snapshot()
 
     def close(self) -> None:
@@ -86,13 +86,13 @@ class Ledger(Reader):
         try:
             with self._db.transaction():
                 yield
-                # The file can be copied over while this process runs. The head is the event before, unless another
-                # process wrote in between: then it is looked for.
+                # The file can be overwritten while this process runs. The head has to be the event before, or, if
+                # another process wrote in between, an event of this ledger.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
             self._tail = None
-            self._known.clear()  # it may contain events that are taken back
+            self._known.clear()  # it may contain events that were rolled back
             raise
         if self._tail is not None and self._sound:
             self._head.write(self._tail)
@@ -100,7 +100,7 @@ class Ledger(Reader):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Record several events together or not at all. No network call belongs inside."""
+        """Record several events atomically. Make no network call inside."""
         if self._db.connection.in_transaction:
             yield
             return
@@ -110,7 +110,7 @@ class Ledger(Reader):
     # ------------------------------------------------------------------------------------------------ writing
 
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
-        """Record an event, and the move that it makes unless `moves` is false or the subject has no states.
+        """Record an event, and its move unless `moves` is false or the subject has no states.
 
         Raises Conflict for an illegal move or for a `token` that this kind of event has used already.
         """
@@ -130,7 +130,7 @@ class Ledger(Reader):
         state: str | None = None,
         token: str | None = None,
     ) -> Event[Any]:
-        """Record an event as it is stored. Use `add`, whose events are declared and checked."""
+        """Record an event in its stored form. Prefer `add`, whose events are declared and checked."""
         text = json.dumps(body or {}, ensure_ascii=False, allow_nan=False)
         with self.transaction():
             if state is not None:
@@ -146,14 +146,14 @@ class Ledger(Reader):
             digest = link(last.hash, row)
             if not self._db.insert((*row, digest)):
                 raise Conflict(
-                    f"{kind} happened already for {token}; it can happen only once",
-                    do(Action.LIST_INSTANCES, "to see what became of it"),
+                    f"{kind} is already recorded for {token}; it can happen only once",
+                    do(Action.LIST_INSTANCES, "to see its result"),
                 )
             self._tail = Head(last.seq + 1, digest)
         return Event(*row)
 
     def has(self, head: Head) -> bool:
-        """Return whether an event of that number and hash is in this ledger."""
+        """Return whether an event with this number and hash is in the ledger."""
         return self._db.rows("SELECT hash FROM events WHERE seq = ?", head.seq) == [(head.hash,)]
 
     def _last(self) -> Head:

@@ -1,4 +1,4 @@
-"""Find out whether a ledger is the whole record: against its head file, and against what else its folder keeps."""
+"""Check whether a ledger is complete, against its head file and the other files of its folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a ledger may not tell the whole. `parameters` depend on the code.
+    """An integrity problem of a ledger. `parameters` depend on the code.
 
     `moved`: another file, or none, is at the path that was opened. `truncated`: {recorded, found} numbers of the last
-    event. `replaced`: {seq} event differs from the one recorded. `lost`: {beside} the ledger began, or is empty,
-    beside the traces of earlier jobs. `read_only`, `behind`: {why} it can't be written; newest events may be missing.
+    event. `replaced`: {seq} event differs from the recorded one. `lost`: {beside} the ledger is empty or was created
+    although the folder has files of earlier jobs. `read_only`, `behind`: {why} it can't be written; with `behind`, the
+    newest events may be missing.
     """
 
     code: Code
@@ -27,41 +28,41 @@ class Trouble:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether events are missing or were replaced, so that unknown machines may bill."""
+        """Return whether events may be missing or replaced, so that unknown machines may be billed."""
         return self.code != "read_only"
 
     @property
     def message(self) -> str:
-        """Return what is known, on one line."""
+        """Return the problem in one line."""
         return line(_MESSAGES[self.code].format_map(self.parameters), 400)
 
     @property
     def hint(self) -> str:
-        """Return what to do next."""
+        """Return the next step for the user."""
         return _HINTS.get(self.code, _LOOK)
 
 
 _MESSAGES: Final[dict[Code, str]] = {
     "moved": "the ledger was moved, removed or replaced while it was open",
-    "truncated": "events are missing from the ledger: {recorded} were recorded and {found} are there",
-    "replaced": "the ledger is not the one that was written here: event {seq} differs from the one recorded",
-    "lost": "the ledger is new or empty, and jobs were submitted from here before (see {beside})",
+    "truncated": "events are missing from the ledger: {recorded} were recorded, but it has only {found}",
+    "replaced": "the ledger was replaced by another one: event {seq} differs from the recorded one",
+    "lost": "the ledger is new or empty, but jobs were submitted from this folder before (see {beside})",
     "behind": "the ledger can't be written ({why}), and its newest events can't be read",
-    "read_only": "the ledger can't be written ({why}); nothing new is recorded",
+    "read_only": "the ledger can't be written ({why}); no events are recorded",
 }
 _LOOK: Final = (
-    "Look at every platform's console: machines may be billing that this ledger does not know. Bring a copy of the "
-    "ledger back; when none exists and the consoles are clear, remove ledger.head beside it to go on with this one."
+    "Check every platform's console: machines that this ledger does not know may be billed. Restore a backup of the "
+    "ledger; if you have none and the consoles show no machine, remove ledger.head beside it to continue with this one."
 )
 _HINTS: Final[dict[Code, str]] = {
-    "moved": "Bring the file back, then start gpuwarden again. Machines may be billing; see the platforms' consoles.",
-    "behind": "Free some disk space, then look again. Machines may be billing; see the platforms' consoles.",
+    "moved": "Restore the file, then restart gpuwarden. Machines may be billed; check the platforms' consoles.",
+    "behind": "Free some disk space, then try again. Machines may be billed; check the platforms' consoles.",
     "read_only": "Free some disk space, or check the permissions of its folder.",
 }
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Compare a ledger with its recorded head. The head is read first: it is never ahead of the ledger."""
+    """Return the integrity problem of a ledger, or None. The head is read first, because it is never ahead."""
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

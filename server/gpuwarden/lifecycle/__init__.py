@@ -1,1 +1,1 @@
-"""The use cases: what a person or an agent can ask for. What a crash leaves open, the next call finishes."""
+"""The use cases for users and agents. After a crash, the next call finishes the open step."""

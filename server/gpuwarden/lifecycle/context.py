@@ -30,13 +30,13 @@ from gpuwarden.providers.base import Provider, keyed, load_provider
 
 REHEARSAL = "rehearsal/"
 STEP_S = 55.0
-"""The longest that one step on a machine may take while a job is locked: a first contact takes most of a minute."""
+"""Maximum seconds for one step on a machine while its job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
-"""Seconds that a caller waits for a job's lock; nobody keeps it for longer without having something to show."""
+"""Seconds that a caller waits for a job's lock; longer than any single step that holds it."""
 
 
 class Ended(NamedTuple):
-    """One machine whose meter stopped: when, and what it cost in its last day, in USD. `pretend` of a rehearsal."""
+    """A machine that stopped billing: when, and its cost in its last day, in USD. `pretend`: from a rehearsal."""
 
     at: float
     cost: float
@@ -45,47 +45,47 @@ class Ended(NamedTuple):
 
 @dataclass
 class Context:
-    """One process's access to the state folder. `env` is where the values of named secrets come from."""
+    """One process's access to the state folder. `env` supplies the values of named secrets."""
 
     ledger: Ledger
     source: Policy | Callable[[], InForce]
-    """Reads the policy in force at each decision; or a policy that comes from no file."""
+    """A fixed policy, or a function that reads the policy in force at each decision."""
     clock: Clock
     home: Path
     env: Mapping[str, str]
     own_profiles: Path | None = None
     notes_file: Path | None = None
     cwd: Path | None = None
-    """What a job's inputs are named below; None for the process's own working directory."""
+    """Folder that a job's input paths are relative to; None for the process's working directory."""
     more_notices: tuple[Notice, ...] = ()
-    """Notices besides those about the policy: other servers with another ledger."""
+    """Notices that are not about the policy, such as other servers with another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
-    """By lease: the provider's last answer to this process, with its time. The ledger keeps what changed a belief."""
+    """By lease: the provider's last answer to this process, with its time. The ledger records only status changes."""
     unseen: dict[str, str] = field(default_factory=dict)
-    """By lease: why this process's last look at its instance told nothing."""
+    """By lease: why this process's last poll of its instance returned no answer."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
-    """By job: what its backend said at this process's last look, or why it said nothing."""
+    """By job: the backend's answer to this process's last poll, or the error that it raised instead."""
     ended: dict[str, Ended] = field(default_factory=dict)
     ended_until: float = 0.0
-    """By lease: what machines cost that ended in the last day, and when this process last looked for more."""
+    """By lease: machines that ended in the last day, and the time up to which this process has searched for them."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
-    """By platform: the account's money at this process's last look; None where nothing could bill."""
+    """By platform: the account's funds at this process's last poll; None if nothing could be billed."""
     phrase: Callable[[Sequence[NextStep]], str] = manual_text
-    """Renders the next steps of an alert for people; the interface that opens this context supplies it."""
+    """Renders the next steps of an alert as text; the interface that opens this context supplies it."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     @property
     def in_force(self) -> InForce:
-        """Read the policy in force now. Raises BadRequest or LedgerError while it is broken."""
+        """Read the policy in force now. Raises BadRequest or LedgerError if it is invalid."""
         if isinstance(self.source, Policy):
             return InForce(self.source, digest_of(self.source.model_dump_json().encode()))
         return self.source()
 
     @property
     def policy(self) -> Policy:
-        """Read the policy in force now. Raises BadRequest or LedgerError while it is broken."""
+        """Read the policy in force now. Raises BadRequest or LedgerError if it is invalid."""
         return self.source if isinstance(self.source, Policy) else self.source().policy
 
     @policy.setter
@@ -99,45 +99,47 @@ class Context:
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """Return the notices for a reply, in which a broken policy is one of them."""
+        """Return the notices for a reply, with an invalid policy as a notice instead of an error."""
         try:
             return self.notices
         except WardenError as error:
             return (Notice("broken", error.message), *self.more_notices)
 
     def platforms(self) -> list[str]:
-        """Return every platform that can be named, with rehearsals. One of many is listed as `ssh/ALIAS`."""
+        """Return every platform name, including rehearsals. A platform with targets is listed as `ssh/ALIAS`."""
         real = [load_profile(n, self.own_profiles) for n in profile_names(self.own_profiles)]
         rented = sorted(p.id for p in real if p.meter.metered)
         return sorted(p.listed for p in real) + [REHEARSAL + name for name in rented]
 
     def profile(self, platform: str) -> Profile:
-        """Return the profile of a platform. A rehearsal has the named platform's, run here with pretend money."""
+        """Return the profile of a platform. A rehearsal has the real platform's profile, with the local backend."""
         if not platform.startswith(REHEARSAL):
             family, _, target = platform.partition("/")
             named = target and family in profile_names(self.own_profiles)
             profile = load_profile(family if named else platform, self.own_profiles)
             if target and profile.target is None:
-                return load_profile(platform, self.own_profiles)  # which says what there is
+                return load_profile(platform, self.own_profiles)  # raises an error that lists the platforms
             if profile.target is not None and not target:
                 raise NotFound(
-                    f"{platform} is many, and none was named", f"Write {profile.listed}, with {profile.target.hint}."
+                    f"{platform} needs a target, and none was given",
+                    f"Write {profile.listed}, with {profile.target.hint}.",
                 )
             return profile
         real = load_profile(platform.removeprefix(REHEARSAL), self.own_profiles)
         if not real.meter.metered:
-            raise NotFound(f"{real.id} is not rented, so there is nothing to rehearse", "Use it directly.")
+            raise NotFound(f"{real.id} is not rented, so it has no rehearsal", "Use it directly.")
         return real.model_copy(update={"backend": "local", "provider": "rehearsal"})
 
     def family(self, name: str) -> Profile:
-        """Return a profile by its id alone, such as that of all `ssh` machines."""
+        """Return a profile by its id, such as `ssh` for all SSH machines."""
         return load_profile(name, self.own_profiles)
 
     def configured(self) -> list[str]:
-        """Return the rented platforms that the user has given an account's key for, and that the policy allows.
+        """Return the rented platforms that have an API key in the environment and that the policy allows.
 
-        One of many, such as a project of dstack, is named by no key: it counts once the ledger has used it. One whose
-        profile can't be read may be one of them: what is asked of it raises the error.
+        A platform with targets, such as the projects of dstack, is left out because no key identifies a target: it
+        counts once the ledger has used it. A platform whose profile can't be read is included, so that using it raises
+        the error.
         """
         found = []
         for name in filter(self.policy.allows, profile_names(self.own_profiles)):
@@ -151,7 +153,7 @@ class Context:
         return found
 
     def backend(self, name: str) -> Backend:
-        """Return the backend of that name, loaded once."""
+        """Return a backend by its name, loaded once."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, Confining):
@@ -162,19 +164,19 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """Return the provider of a rented platform, loaded once. Raises NotSupported where nothing is rented."""
+        """Return the provider of a platform, loaded once. Raises NotSupported if the platform has none."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
                 raise NotSupported(
-                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release there",
-                    "Rent and release by hand in its console, and run jobs on the machine as ssh/ALIAS.",
+                    f"gpuwarden has no provider for {platform}: it can't rent, price, stop or release machines there",
+                    "Rent and release machines in its console, and run jobs on them as ssh/ALIAS.",
                 )
             if profile.provider is None:
-                raise NotSupported(f"{platform} is not rented, so it has no meter and nothing to tear down")
+                raise NotSupported(f"{platform} is not rented, so it has no billing and nothing to tear down")
             if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
                 raise NotSupported(
-                    f"{platform} takes real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                    f"{platform} bills real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
                 )
             state = self.home / "providers" / profile.provider
             named = profile if profile.target is None else profile.model_copy(update={"id": platform})
@@ -192,17 +194,17 @@ class Context:
 
     @cached_property
     def metrics(self) -> MetricStore:
-        """Return the store of what jobs report, opened at first use. Raises DiskError."""
+        """Return the store of job metrics, opened at first use. Raises DiskError."""
         return MetricStore(self.home)
 
     @property
     def input_store(self) -> Path:
-        """Return the folder of accepted jobs' inputs, stored by content."""
+        """Return the content-addressed folder of accepted jobs' inputs."""
         return self.home / "inputs"
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """List the files that are sent to no machine and that only gpuwarden and its user write."""
+        """List the files that are never sent to a machine and that only gpuwarden and its user write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
         return (self.home, *beside, *filter(None, [self.in_force.file]))
@@ -213,12 +215,12 @@ class Context:
         return load_notes(self.notes_file) if self.notes_file else Notes()
 
     def owned_place(self, platform: str) -> Place:
-        """Return where jobs of an owned platform run: by the user's notes, else by the profile."""
+        """Return the host and run root for jobs of an owned platform, from the user's notes or else the profile."""
         profile, told = self.profile(platform), self.notes.of(platform)
         run_root = told.scratch or profile.run_root
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
             raise BadRequest(
-                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always there",
+                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always present",
                 do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
         target = platform.partition("/")[2]
@@ -229,7 +231,7 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Let only one process at a time advance a job. A process that dies loses its locks."""
+        """Lock a job, so that one process at a time advances it. A process that dies loses its locks."""
         deadline = anyio.current_time() + patience_s
         while (held := self.ledger.lock(job_id)) is None:
             if anyio.current_time() > deadline:

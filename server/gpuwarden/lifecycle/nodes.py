@@ -1,6 +1,6 @@
-"""Look at several nodes together before a job runs on them: every node, every way between them, one all-reduce.
+"""Check a group of nodes before a job runs on them: each node, the network paths between them, one all-reduce.
 
-Nothing is launched, written or recorded. What could not be looked at stays unknown.
+The check launches, writes and records nothing. Facts that could not be gathered stay unknown.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MOST_NODES: Final = 256
 ALL_WAYS: Final = 6
-"""Up to so many nodes, every way between two of them is looked at; of more, those to the head, and a ring."""
+"""Largest group in which every path is checked; larger groups check the paths to the head and a ring."""
 CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""For a way whose packets are lost: some seconds for each size that is tried."""
+"""Seconds for one path: if packets are lost, each packet size that is tried takes some seconds."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How to look: where ranks meet, the Python of the job, and the all-reduce (`size` 0 leaves it out)."""
+    """Settings of a check: the rendezvous port, the job's Python, and the all-reduce (`size` 0 skips it)."""
 
     port: int = PORT
     python: str = ""
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Looked:
-    """What was seen, what follows from it, and the host keys that were new."""
+    """Result of a check: the facts, the verdict on them, and the host keys that were new."""
 
     facts: GroupFacts
     verdict: Verdict
@@ -58,15 +58,13 @@ class Looked:
 
 
 async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
-    """Look at the nodes and judge them; the first one is where ranks meet. Raises BadRequest for a list of names that
-    can't be a group.
-    """
+    """Check the nodes and judge them; ranks meet at the first one. Raises BadRequest if the names can't be a group."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise BadRequest(f"{twice[0]} is named twice", "Name each node once.")
     if not 2 <= len(names) <= MOST_NODES:
         raise BadRequest(
-            f"{len(names)} nodes are not a group that can be looked at",
+            f"a group of {len(names)} nodes can't be checked",
             f"Name 2 to {MOST_NODES} hosts of your SSH configuration; this machine is called {LOCAL}.",
         )
     for name in names:
@@ -87,7 +85,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start the agents, all at once. Also return the nodes that did not answer, and why."""
+    """Start the agents concurrently. Also return the nodes that did not answer, and why."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -107,7 +105,7 @@ async def _opened(
 async def _each(
     talks: dict[str, NodeTalk], look: Callable[[NodeTalk], Coroutine[Any, Any, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Look at all nodes at once. Return what came back in the order of their names, and why nothing did."""
+    """Query all nodes concurrently. Return the answers in the order of the names, and the error of each other node."""
     found: dict[str, Any] = {}
     silent: dict[str, str] = {}
 
@@ -124,34 +122,34 @@ async def _each(
 
 
 class _Group:
-    """The agents of one look."""
+    """The agents of one check."""
 
     def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
         self._talks, self._wanted, self._clock = talks, wanted, clock
         self._token = secrets.token_hex(16)
 
     async def node(self, talk: NodeTalk) -> Node:
-        """Return what a node is and has."""
+        """Return the facts of one node."""
         python = self._wanted.python or (sys.executable if talk.name == LOCAL else "")
         return read_node(talk.name, await talk.ask("facts", python=python))
 
     async def offset(self, talk: NodeTalk) -> Offset:
-        """Measure a clock by the shortest of several round trips: it was read some time between question and answer."""
+        """Measure a node's clock offset by the shortest of several round trips; half of it is the uncertainty."""
         best: Offset | None = None
         for _ in range(CLOCK_ROUNDS):
             sent = self._clock.now()
             now = (await talk.ask("clock")).get("now")
             half = (self._clock.now() - sent) / 2
-            # NaN would compare as if it were in order.
+            # The range is checked this way round because NaN fails every comparison.
             if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now < 1e12:
-                raise BadReply(f"{talk.name} read its clock in a form that is not known", "Try again.")
+                raise BadReply(f"{talk.name} reported its clock in an unknown format", "Try again.")
             if best is None or half < best.uncertainty:
                 best = Offset(now - sent - half, half)
         assert best is not None
         return best
 
     async def ways(self, facts: GroupFacts) -> GroupFacts:
-        """Look at the ways between the nodes, over the chosen interfaces."""
+        """Check the paths between the nodes, over the chosen interfaces."""
         best = chosen(facts)
         there = [name for name in facts.names if name in best and name in facts.nodes]
         talks = {name: self._talks[name] for name in there}
@@ -177,7 +175,7 @@ class _Group:
     async def _way(
         self, talk: NodeTalk, target: str, own: Interface, other: Interface, ports: Mapping[str, Any]
     ) -> Way:
-        """Look at one way. What the agent can't say of it stays unknown, and the next way is looked at all the same."""
+        """Check one path. Facts that the agent can't report stay unknown; an error does not stop the other paths."""
         where: dict[str, Any] = {"source": own.address, "to": other.address, "token": self._token}
         found: dict[str, Any] = {}
         with suppress(WardenError):
@@ -195,14 +193,14 @@ class _Group:
         )
 
     async def reduce(self, facts: GroupFacts) -> GroupFacts:
-        """Sum one tensor over all nodes, where each of them has PyTorch."""
+        """Sum one tensor over all nodes if every node has PyTorch."""
         best, wanted = chosen(facts), self._wanted
         able = [n for n in facts.names if n in best and n in facts.nodes and facts.nodes[n].torch.python]
         if not wanted.size:
             return replace(facts, sum=Sum(wanted=False))
         if able != list(facts.names) or facts.port_error:
             return facts
-        # On two names of one machine a sum over all would measure nothing.
+        # If two names are the same machine, an all-reduce would measure nothing.
         if len({facts.nodes[n].identity for n in able}) < len(able):
             return facts
         await _each(self._talks, lambda talk: talk.ask("unlisten"))
@@ -227,12 +225,12 @@ class _Group:
 
 
 def whole(value: object) -> int | None:
-    """Return a number of an agent's answer; None for anything else."""
+    """Return an integer of an agent's answer; None for any other type."""
     return value if type(value) is int else None
 
 
 def ways_between(names: Sequence[str], head: str) -> list[tuple[str, str]]:
-    """Return the ways to look at, from and to."""
+    """Return the paths to check, as pairs of source and target."""
     if len(names) <= ALL_WAYS:
         return [(a, b) for a in names for b in names if a != b]
     ring = [*pairwise(names), (names[-1], names[0])]

@@ -1,8 +1,8 @@
-"""Alerts on their way out: a command on the desktop, a signed webhook, a Slack webhook. The ledger has them already.
+"""Send alerts of the ledger to the desktop command, the signed webhook and the Slack webhook.
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_WEBHOOK_SECRET` | signs what the webhook of the policy's [watch] gets |
+| `GPUWARDEN_WEBHOOK_SECRET` | signs the requests to the webhook of the policy's [watch] |
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
-"""For one alert on one channel, every try included: a round that outlasts a grace counts as a gap."""
+"""Seconds for one alert on one channel, including retries: a round longer than a grace period counts as a gap."""
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 600.0
 DAY_S: Final = 86_400.0
 MAX_ALERTS: Final = 20
-"""Of one round; the next one goes on."""
+"""Maximum alerts per channel and round; the next round sends the rest."""
 ENDING_SOON: Final = "ending_soon"
-"""The kind of the notice of automatic teardown; its mark is the number of the announcement."""
+"""The kind of the notice before automatic teardown; its mark is the sequence number of the announcement."""
 
 
 Key = tuple[str, str, str]
-"""Subject, kind and mark of an alert, under which it is raised once."""
+"""Subject, kind and mark of an alert. An alert is raised once per key."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert of the ledger. `raised` is false for the one that says that it is over."""
+    """One alert of the ledger. `raised` is false if the event clears the alert."""
 
     seq: int
     at: float
@@ -60,7 +60,7 @@ class Alert:
 
     @classmethod
     def read(cls, event: Event[AlertBody]) -> Alert:
-        """Return the alert that an event records."""
+        """Build the alert that an event records."""
         told = event.data
         return cls(
             event.seq,
@@ -75,23 +75,23 @@ class Alert:
 
     @property
     def key(self) -> Key:
-        """Return the key under which it is raised once."""
+        """Return the key of the alert."""
         return self.subject, self.kind, self.mark
 
 
 def record(ctx: Context, event: type[AlertBody], key: Key, text: str, following: tuple[NextStep, ...] = ()) -> Alert:
-    """Record that an alert is raised or over."""
+    """Record that an alert is raised or cleared."""
     subject, condition, mark = key
     told = tuple(step.as_dict() for step in following)
     return Alert.read(ctx.ledger.add(subject, event(condition=condition, mark=mark, text=text, following=told)))
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert, and returns why that failed; None where it did not."""
+"""Sends one alert. Returns why sending failed, or None on success."""
 
 
 def channels(ctx: Context) -> dict[str, Channel]:
-    """Return the channels of the policy by their names."""
+    """Return the channels that the policy configures, by name."""
     watch = ctx.policy.watch
     found: tuple[tuple[str, object, Channel], ...] = (
         ("desktop", watch.desktop, _desktop),
@@ -102,9 +102,9 @@ def channels(ctx: Context) -> dict[str, Channel]:
 
 
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
-    """Return when the first channel took an alert; None while none did. Without a channel its event is the delivery.
+    """Return when the first channel accepted an alert; None if none has, or if the policy can't be read.
 
-    None, too, while the policy can't be read, which has the channels.
+    Without a configured channel, the time of the event counts as the delivery.
     """
     try:
         if not channels(ctx):
@@ -116,9 +116,9 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 
 
 def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
-    """Return when an announced end is due: its grace begins when the notice is delivered. None before that.
+    """Return when an announced teardown is due; None before its notice is delivered, which starts the grace period.
 
-    A longer grace that the policy has now holds.
+    A longer grace period in the current policy applies.
     """
     raised, order = (
         ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
@@ -130,20 +130,20 @@ def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
 
 
 class Courier:
-    """Sends alerts to every channel of the policy, again and again until the channel takes them or they are over."""
+    """Sends alerts to every channel of the policy and retries until the channel accepts them or they are cleared."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.trouble: dict[str, str] = {}
-        """Why a channel failed."""
+        """By channel: why it failed."""
         self._tries: Counter[tuple[str, int]] = Counter()
         self._next: dict[str, float] = {}
 
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
-        """Send what each channel did not take yet. A channel that fails is not asked again in this round.
+        """Send each channel its pending alerts, and return why channels failed. A failed channel is skipped this round.
 
-        An alert that is new is sent at once; after failures the next try waits for twice as long each time. `current`
-        are the keys of the conditions that are true now.
+        A new alert is sent at once. After each failure the wait before the next try doubles. `current` are the keys of
+        the conditions that are true now.
         """
         now, by_name = self.ctx.clock.now(), channels(self.ctx)
         waiting = self._waiting(current) if by_name else []
@@ -152,7 +152,7 @@ class Courier:
             due = [alert for alert in waiting if self._wants(name, alert)]
             if now < self._next.get(name, 0.0) and all(self._tries[name, alert.seq] for alert in due):
                 continue
-            due.sort(key=lambda alert: self._tries[name, alert.seq])  # one that is refused holds up no other
+            due.sort(key=lambda alert: self._tries[name, alert.seq])  # a rejected alert must not block the others
             self.trouble.pop(name, None)
             for alert in due[:MAX_ALERTS]:
                 if why := await send(self.ctx, alert):
@@ -169,15 +169,15 @@ class Courier:
             self.ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
 
     def _waiting(self, current: Iterable[Key]) -> list[Alert]:
-        """Return the alerts that are true now, and those of the last day that say that one is over, in order."""
+        """Return the active alerts and the alerts cleared in the last day, in order."""
         ledger = self.ctx.ledger
-        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # of one event each
+        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # a mark names one event
         over = ledger.recent(AlertCleared, self.ctx.clock.now() - DAY_S)
         found: Iterator[Event[AlertBody]] = chain(events, ledger.standing_alerts(), over)
         return sorted(map(Alert.read, found), key=lambda alert: alert.seq)
 
     def _wants(self, name: str, alert: Alert) -> bool:
-        """Return whether a channel is still to be sent an alert: only the webhook hears of what is over."""
+        """Return whether an alert is still pending for a channel. Only the webhook receives cleared alerts."""
         taken = (e.data for e in self.ctx.ledger.history(alert.subject) if isinstance(e.data, AlertSent))
         return (alert.raised or name == "webhook") and not any(
             sent.alert == alert.seq and sent.channel == name for sent in taken
@@ -206,7 +206,7 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
     """Post the alert as signed JSON."""
     secret = ctx.env.get(SECRET)
     if not secret:
-        return f"{SECRET} is not set; an alert is not sent unsigned"
+        return f"{SECRET} is not set, and unsigned alerts are not sent"
     state = "raised" if alert.raised else "cleared"
     body = {"id": alert.seq, "at": alert.at, "subject": alert.subject, "kind": alert.kind, "state": state}
     following = [step.as_dict() for step in alert.next_steps]
@@ -217,18 +217,18 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
 
 
 def sign(secret: str, stamp: str, body: bytes) -> str:
-    """Return `sha256=` and the HMAC of time stamp, dot and body, in hex. The receiver compares it and the time."""
+    """Return `sha256=` and the HMAC of time stamp, dot and body, in hex. The receiver verifies it and the time."""
     return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 async def _slack(ctx: Context, alert: Alert) -> str | None:
-    """Post the alert's text to Slack, escaped as Slack asks."""
+    """Post the alert's text to Slack, with Slack's escapes."""
     text = _words(ctx, alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return await _post(ctx, ctx.policy.watch.slack_url or "", json.dumps({"text": f"gpuwarden: {text}"}).encode(), {})
 
 
 async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) -> str | None:
-    """Post JSON, again when it may help. The address may be a secret, so it is in no answer."""
+    """Post JSON, with retries for temporary failures. The URL may be a secret, so no error contains it."""
     import httpx2
 
     local = urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}

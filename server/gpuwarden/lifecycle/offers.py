@@ -1,7 +1,7 @@
-"""Ask platforms for a machine's price and capacity, and say what of it a stop spares.
+"""Query platforms for a machine's price and capacity, and list its storage that survives a stop.
 
-One platform is asked for a submission (`ask_offer`), all configured ones for `gpuwarden offers` (`offers`). A platform
-that does not answer, or not in time, is unknown and never without capacity.
+A submission queries one platform (`ask_offer`), `gpuwarden offers` all configured ones (`offers`). The capacity of a
+platform that does not answer in time is unknown, never none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 
 
 class Capacity(StrEnum):
-    """Whether a platform rents what was asked for now. NOT_SOLD: it never does."""
+    """Whether a platform rents the requested machine now. NOT_SOLD: it never does."""
 
     AVAILABLE = "available"
     UNKNOWN = "unknown"
@@ -32,9 +32,9 @@ class Capacity(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """One platform's answer. `refusal` is the error by which it says that it does not rent such a machine now.
+    """One platform's answer. `refusal` is the error if it does not rent such a machine now.
 
-    `profile` is None where the platform could not be asked; the quote says why.
+    `profile` is None if the platform could not be queried; the quote has the reason.
     """
 
     platform: str
@@ -51,12 +51,12 @@ class Offer:
 
     @property
     def price(self) -> float | None:
-        """Return the price of an hour in US dollars; None where it is unknown."""
+        """Return the price per hour in US dollars; None if it is unknown."""
         return self.quote.value.price_usd_per_hour if isinstance(self.quote, Known) else None
 
     @property
     def survives_stop(self) -> tuple[str, ...] | None:
-        """Return the mounts whose files surely outlive a stop; None where the platform has no stop or was not asked."""
+        """Return the mounts whose files certainly survive a stop; None if the platform has no stop or no profile."""
         if self.profile is None or self.profile.verbs.stop is None:
             return None
         tiers = (t for t in self.profile.storage if t.present != "sometimes" and t.survives.stop is True)
@@ -64,7 +64,7 @@ class Offer:
 
 
 async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
-    """Ask one platform. Raises NotFound for an unknown name, NotSupported where nothing is rented."""
+    """Query one platform. Raises NotFound for an unknown name, NotSupported if it is not rented."""
     profile, provider = ctx.profile(platform), ctx.provider(platform)
     try:
         answer = await in_time(platform, provider.quote(resources))
@@ -74,14 +74,14 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
         return Offer(platform, profile, Unknown(error.message))
     price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
     if price is not None and price <= 0:
-        answer = Unknown(f"{platform} quotes {usd_per_hour(price)}, and nobody rents a machine for nothing")
+        answer = Unknown(f"{platform} quotes {usd_per_hour(price)}, but the price must be positive")
     return Offer(platform, profile, answer)
 
 
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
-    """Ask the named platforms, or every configured one, at once. The cheapest first, then unknown prices, then no's.
+    """Query the named or all configured platforms concurrently. Return the cheapest first, then unknown, then refusals.
 
-    One that can't be asked is unknown among the others. Raises its error where it is the only one that was named.
+    A platform that can't be queried is unknown. Raises its error if it is the only one that was named.
     """
     found: list[Offer] = []
 

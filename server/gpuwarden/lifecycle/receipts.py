@@ -1,4 +1,4 @@
-"""Launch by the receipt alone: its arguments were recorded when they were checked, so that they travel once."""
+"""Launch by the receipt alone, with the arguments that were recorded when the receipt was issued."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, s
 
 
 async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -> Submission | FanOutResult:
-    """Launch the job or the fan-out that a receipt was issued for; everything is checked again.
+    """Launch the job or the fan-out of a receipt, after checking all facts again.
 
-    `given` are arguments that came with the receipt, which must be those of its job. Raises Conflict where they are
-    not, or where the file that the script came from has another text now, and whatever `submit` raises.
+    `given` are arguments passed with the receipt, which must equal those of its job. Raises Conflict if they do not,
+    or if the file of the script has changed, and the errors of `submit`.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
-    base = issued.roster.base if issued.roster is not None else issued.spec
+    base = issued.plan.base if issued.plan is not None else issued.spec
     if base is None:
         raise Conflict(
-            "the receipt records no arguments to launch: it is about a price or about limits, or is an older one",
+            "the receipt has no recorded arguments to launch: it is for a price or for limits, or of an older version",
             do(Action.SUBMIT, "with all arguments, for a fresh receipt", receipt=""),
         )
     more = {name: value for name, value in given.items() if value and value != JobSpec.model_fields[name].default}
     if build(JobSpec, base.model_dump() | more) != base:
-        raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
+        raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
     if issued.script_file and not receipt_used(ctx.ledger, receipt):
         _check_file(ctx.cwd or Path.cwd(), issued, base)
-    if issued.roster is not None:
-        return await fan_out(ctx, issued.roster, receipt=receipt)
+    if issued.plan is not None:
+        return await fan_out(ctx, issued.plan, receipt=receipt)
     return await submit(ctx, base, receipt=receipt)
 
 
 def _check_file(root: Path, issued: ReceiptIssued, base: JobSpec) -> None:
-    """Raise Conflict where the script's file is not the one that was checked."""
+    """Raise Conflict if the script's file has changed since the check."""
     name = line(issued.script_file)
     try:
         changed = script_in(root, issued.script_file) != base.script
     except BadRequest as gone:
-        raise Conflict(f"the script that was checked can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
+        raise Conflict(f"the checked script can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
     if changed:
-        raise Conflict(f"what was checked has changed since the receipt: {name} is another text", ANOTHER_RECEIPT)
+        raise Conflict(f"the script {name} has changed since the receipt", ANOTHER_RECEIPT)

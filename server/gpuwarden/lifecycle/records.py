@@ -1,4 +1,4 @@
-"""Read jobs, leases, teardowns and receipts from the ledger as they are now."""
+"""Read the current jobs, leases, teardowns and receipts from the ledger."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from gpuwarden.ledger.store import Ledger
 
 @contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Turn what can't be in an undamaged ledger into an error that says so."""
+    """Turn errors that an undamaged ledger can't cause into an error about the damaged record."""
     try:
         yield
-    except UnicodeEncodeError:  # whoever asked gave it; no ledger can have it
-        raise NotFound("there is nothing in this ledger under an id that is not valid text") from None
+    except UnicodeEncodeError:  # the id comes from the caller; no ledger can contain it
+        raise NotFound("the id is not valid text, so this ledger can't contain it") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(subject, type(error).__name__) from error
 
 
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """Return the job with that id. Raises NotFound; a name is never an identity."""
+    """Return the job with an id. Raises NotFound; a job's name does not identify it."""
     subject = f"job/{job_id}"
     with _reading(subject):
         rented = ledger.last(subject, JobProvisioning)
@@ -57,18 +57,18 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
         doubt = ledger.trouble()
         lost = f"{doubt.message[:1].upper()}{doubt.message[1:]}. {doubt.hint}" if doubt and doubt.incomplete else ""
         hint: Hint = lost or do(Action.LIST_INSTANCES, "to see its jobs")
-        raise NotFound(f"there is no job {job_id!r} in this ledger", hint)
+        raise NotFound(f"this ledger has no job {job_id!r}", hint)
     return found
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the move after which no process of a job writes any more; None for one that may have a process."""
+    """Return the event after which no process of a job writes; None if the job may have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 
 
 def recalled(ledger: Ledger, job_id: str) -> bool:
-    """Return whether a job belongs to a fan-out that was ended: it is launched no more, unless it was already."""
+    """Return whether a job belongs to a fan-out that was ended, so that it must not be launched."""
     accepted = ledger.last(f"job/{job_id}", JobAccepted)
     queue = ledger.used(QueueIntent, accepted.token) if accepted and accepted.token else None
     if queue is None:
@@ -78,59 +78,59 @@ def recalled(ledger: Ledger, job_id: str) -> bool:
 
 
 def read_lease(ledger: Ledger, lease_id: str) -> LeaseRecord:
-    """Return the lease with that id. Raises NotFound."""
+    """Return the lease with an id. Raises NotFound."""
     subject = f"lease/{lease_id}"
     with _reading(subject):
         found = fold_lease(lease_id, ledger.history(subject))
     if found is None:
-        raise NotFound(f"there is no lease {lease_id!r} in this ledger")
+        raise NotFound(f"this ledger has no lease {lease_id!r}")
     return found
 
 
 def read_teardown(ledger: Ledger, teardown_id: str) -> TeardownRecord:
-    """Return the teardown with that id. Raises NotFound."""
+    """Return the teardown with an id. Raises NotFound."""
     subject = f"teardown/{teardown_id}"
     with _reading(subject):
         found = fold_teardown(teardown_id, ledger.history(subject))
     if found is None:
-        raise NotFound(f"there is no ticket {teardown_id!r} in this ledger", do(Action.TEARDOWN, "for a ticket"))
+        raise NotFound(f"this ledger has no ticket {teardown_id!r}", do(Action.TEARDOWN, "for a ticket"))
     return found
 
 
 def read_receipt(ledger: Ledger, receipt_id: str) -> ReceiptRecord:
-    """Return the receipt with that id. Raises NotFound."""
+    """Return the receipt with an id. Raises NotFound."""
     subject = f"receipt/{receipt_id}"
     with _reading(subject):
         found = fold_receipt(receipt_id, ledger.history(subject))
     if found is None:
         again = do(Action.SUBMIT, "for a receipt", receipt="")
-        raise NotFound(f"there is no receipt {receipt_id!r} in this ledger", again)
+        raise NotFound(f"this ledger has no receipt {receipt_id!r}", again)
     return found
 
 
 def receipt_used(ledger: Ledger, receipt_id: str) -> bool:
-    """Return whether a job, a fan-out or another one's limits were accepted against a receipt."""
+    """Return whether a job, a fan-out or new limits of a fan-out were accepted with a receipt."""
     return any(ledger.used(kind, receipt_id) for kind in (JobAccepted, FanOutAccepted, FanOutLimited))
 
 
 def job_ids(ledger: Ledger, *states: Job) -> list[str]:
-    """Return the ids of the accepted jobs, oldest move first."""
+    """Return the ids of the accepted jobs, oldest change first."""
     found = ledger.subjects("job", *(states or tuple(s for s in Job if s is not Job.REFUSED)))
     return [s.removeprefix("job/") for s in found]
 
 
 def lease_ids(ledger: Ledger, *states: Lease) -> list[str]:
-    """Return the ids of the leases, oldest move first."""
+    """Return the ids of the leases, oldest change first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states)]
 
 
 def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
-    """Return the ids of a job's leases, oldest move first."""
+    """Return the ids of a job's leases, oldest change first."""
     return [s.removeprefix("lease/") for s in ledger.subjects("lease", *states, job=job_id)]
 
 
 def story(ledger: Ledger, name: str | None = None) -> list[Event[Any]]:
-    """Return every event in order, or those of one job with its leases, teardowns and receipts, or of one of these."""
+    """Return all events in order, or those of one subject; a job's include its leases, teardowns and receipts."""
     if name is None:
         events: list[Event[Any]] = []
         while page := ledger.events(after=events[-1].seq if events else 0):

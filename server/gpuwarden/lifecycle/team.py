@@ -1,4 +1,4 @@
-"""Read what the policy says about a team: who may approve, and what each person and each project may spend."""
+"""Apply the team settings of the policy: its approvers, and the caps of each person and project."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from gpuwarden.people import person_of
 
 
 def person_here(ctx: Context) -> str:
-    """Return on whose behalf the present call is made."""
+    """Return the user on whose behalf the current call is made."""
     return person_of(ctx.ledger.acting)
 
 
 def check_approver(ctx: Context) -> None:
-    """Raise Refused where the policy lists who may approve and the present call is made for somebody else."""
+    """Raise Refused if the policy lists approvers and the current call's user is not one of them."""
     listed, person = ctx.policy.team.approvers, person_here(ctx)
     if listed and person not in listed:
         raise Refused(
-            f"{line(person, 80) or 'whoever asks'} may not approve",
-            f"By the policy these may: {', '.join(listed)}.",
+            f"{line(person, 80) or 'an unknown user'} may not approve",
+            f"The policy's approvers are: {', '.join(listed)}.",
         )
 
 
 def check_name(ctx: Context, person: str) -> None:
-    """Raise Refused where somebody else than an approver makes what acts in another person's name.
+    """Raise Refused if a user who is no approver creates a token or passkey for another one.
 
-    A passkey approves as its person, and a token spends as its person: either would get round the policy's lists.
+    A passkey approves and a token spends in its owner's name, so either would bypass the policy's lists.
     """
     listed, maker = ctx.policy.team.approvers, person_here(ctx)
     if listed and maker not in {*listed, person}:
         raise Refused(
-            f"{line(maker, 80) or 'whoever asks'} may not make a token or a passkey of {line(person, 80)}",
-            f"Let that person make it, or one who may approve by the policy: {', '.join(listed)}.",
+            f"{line(maker, 80) or 'an unknown user'} may not create a token or a passkey for {line(person, 80)}",
+            f"Its owner may create it, or an approver of the policy: {', '.join(listed)}.",
         )
 
 
 def check_receipt(ctx: Context, receipt: str) -> None:
-    """Raise Conflict where people have caps and a receipt is of another person: so is the yes to its spending."""
+    """Raise Conflict if people have caps and a receipt, with the approval of its spending, is another user's."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     asked = person_of(issued.actor) if issued else ""
     if ctx.policy.team.people and asked != person_here(ctx):
         raise Conflict(
-            f"the receipt is of {line(asked, 80) or 'somebody else'}, and so is the approval of its spending",
-            do(Action.SUBMIT, "for a receipt of your own", receipt=""),
+            f"the receipt and the approval of its spending belong to {line(asked, 80) or 'another user'}",
+            do(Action.SUBMIT, "for your own receipt", receipt=""),
         )
 
 
 def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
-    """Return why a person is asked about a job of nobody, or of no project, that the policy has a cap for."""
+    """Return why a job needs approval because its person or project has no cap in the policy; empty if it has."""
     team = ctx.policy.team
     if team.people and person not in team.people:
         return f"the policy has no cap for the person {line(person, 80) or '(unknown)'}"
@@ -67,7 +67,7 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
 def allowances(
     ctx: Context, spec: JobSpec, person: str
 ) -> Iterator[tuple[str, Allowance, Callable[[JobRecord], bool]]]:
-    """Yield the caps of a job's person and of its project, with which jobs count towards them."""
+    """Yield name and caps of a job's person and of its project, with a test whether a job counts towards them."""
     team = ctx.policy.team
     if person in team.people:
         yield f"team.people.{person}", team.people[person], lambda job: job.person == person

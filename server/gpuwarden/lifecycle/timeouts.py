@@ -1,6 +1,6 @@
-"""Limit the whole wait for a platform or an artifact store.
+"""Limit the total wait for a platform or an artifact store.
 
-Each of its replies has a separate limit; a list may need many replies.
+Each reply also has a separate limit; a list may need many replies.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""What one question to a platform may take with all its pages: less than the minute that callers of a tool wait."""
+"""Seconds for one query of a platform with all its pages: less than the minute that callers of a tool wait."""
 
 STORE_S = 60.0
-"""What one look at an artifact store may take, while the job's lock is taken."""
+"""Seconds for one check of an artifact store, while the job is locked."""
 STORE_FILE_S = 0.02
-"""What each file adds to that: S3 is asked for one at a time, several at once."""
+"""Additional seconds per file: S3 needs one request per file, several at a time."""
 MOST_STORE_S = 600.0
 
 
 def store_limit(files: int) -> float:
-    """Return the seconds that a look at so many files of an artifact store may take."""
+    """Return the limit in seconds for a check of a number of files in an artifact store."""
     return min(STORE_S + files * STORE_FILE_S, MOST_STORE_S)
 
 
 async def in_time(platform: str, question: Awaitable[Answer[T]]) -> Answer[T]:
-    """Return the answer to a question, or Unknown when it was not there in time."""
+    """Return the answer to a query, or Unknown after `ASK_S` seconds."""
     try:
         with anyio.fail_after(ASK_S):
             return await question

@@ -1,4 +1,4 @@
-"""Write posts to the store in batches: one commit for what comes within some 50 ms, answered after the commit."""
+"""Write posts to the store in batches: one commit for all posts within about 50 ms, answered after the commit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
-"""Posts that may wait for a commit; more are refused, and their senders try again."""
+"""Posts that may wait for a commit; further ones are refused, and their senders retry."""
 
 
 @dataclass
 class _Waiting:
-    """One post on its way to a commit."""
+    """One post that waits for its commit."""
 
     post: PostedPoints | PostedAlert
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -30,19 +30,19 @@ class _Waiting:
 
 
 class Batches:
-    """Takes posts from any number of tasks. Open it with `running()`, which commits the rest when it is left."""
+    """Collect posts from any number of tasks. Open it with `running()`, which commits the rest at its end."""
 
     def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
         self.store, self.every_s = store, every_s
         self.changed = anyio.Event()
-        """Set at each commit, and then replaced: wait for it to follow what this process stores."""
+        """Set at each commit and then replaced; wait for it to follow this process's commits."""
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 
     async def add(self, post: PostedPoints | PostedAlert) -> Written:
         """Store a post, and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
         if len(self._waiting) >= MOST_WAITING:
-            raise RateLimited("too many posts wait for the disk", "Post again in a second.")
+            raise RateLimited("too many posts are waiting for the disk", "Post again in a second.")
         mine = _Waiting(post)
         self._waiting.append(mine)
         self._some.set()
@@ -67,11 +67,11 @@ class Batches:
         while True:
             await self._some.wait()
             await anyio.sleep(self.every_s)
-            with anyio.CancelScope(shield=True):  # whoever waits gets an answer
+            with anyio.CancelScope(shield=True):  # every waiting caller gets an answer
                 await self.commit()
 
     async def commit(self) -> None:
-        """Write what waits now, and answer it."""
+        """Write all waiting posts, and answer them."""
         taken, self._waiting = self._waiting, []
         self._some = anyio.Event()
         if not taken:
@@ -84,7 +84,7 @@ class Batches:
         try:
             for one, written in zip(points, await to_thread.run_sync(self.store.write, batch), strict=True):
                 one.written = written
-        except Exception as error:  # whoever waits gets an answer, also to what nobody foresaw
+        except Exception as error:  # every waiting caller gets an answer, even for an unexpected error
             for one in taken:
                 one.error = as_warden_error(error)
         for one in taken:

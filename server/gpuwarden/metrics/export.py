@@ -1,7 +1,7 @@
-"""Export a job's points: CSV, TensorBoard's event files, trackio.
+"""Export a job's points as CSV, as TensorBoard event files, or to trackio.
 
-Event files are written by hand, since TensorBoard brings a hundred megabytes of libraries: each record is its length,
-a masked CRC-32C of that, the bytes of a protobuf `Event`, and a masked CRC-32C of those.
+Event files are encoded here, because TensorBoard requires a hundred megabytes of libraries. Each record is its length,
+a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gpuwarden.metrics.store import Cursor, MetricStore, Point
 
 PIECE: Final = 10_000
 LARGEST_FLOAT32: Final = 3.4028234e38
-"""Numbers beyond it are infinite in an event file."""
+"""Larger numbers are infinite in an event file."""
 
 
 def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
     """Yield every point of a job, metric by metric in order of steps. Raises NotFound for a job without points."""
     names = [series.name for series in store.series(job)]
     if not names:
-        raise NotFound(f"there are no metrics of {job}", "A job reports them itself, or prints them.")
+        raise NotFound(f"job {job} has no metrics", "A job must report or print its metrics.")
     for name in names:
         cursor: Cursor | None = None
         while True:
@@ -43,9 +43,9 @@ def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
 
 
 def to_csv(store: MetricStore, job: str, out: TextIO) -> int:
-    """Write one row a point: metric, step, seconds since the epoch, value. Return how many.
+    """Write one row per point: metric, step, seconds since the epoch, value. Return the number of points.
 
-    A name that a spreadsheet would run as a formula is written after a quote mark.
+    A name that a spreadsheet would run as a formula gets a leading quote mark.
     """
     table, count = csv.writer(out), 0
     table.writerow(["metric", "step", "timestamp", "value"])
@@ -61,9 +61,9 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file below `folder`/job and return its path. Points without a step get their number in order."""
+    """Write one event file below `folder`/job and return its path. A point without a step gets its index as step."""
     points = all_points(store, job)
-    first = next(points)  # raises before a folder is made
+    first = next(points)  # raises before a folder is created
     target = folder / job
     target.mkdir(parents=True, exist_ok=True)
     path = target / f"events.out.tfevents.0.{job}.gpuwarden"
@@ -80,10 +80,10 @@ def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
 
 
 def to_trackio(store: MetricStore, job: str, project: str) -> int:
-    """Log every step into a trackio project and return how many. Raises NotSupported without the library.
+    """Log every step to a trackio project and return the number of steps. Raises NotSupported without the library.
 
-    What trackio prints goes to standard error, and it logs nothing of this computer beside the job's numbers. Where a
-    step was reported twice, its last value counts.
+    Trackio's output goes to standard error, and its logging of this computer's hardware is off. If a step was reported
+    twice, its last value counts.
     """
     try:
         trackio: Any = importlib.import_module("trackio")
@@ -103,7 +103,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
 
 
 def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
-    """Yield points with their steps. One without a step gets its number in the order of its metric's points."""
+    """Yield points with their steps. A point without a step gets its index among its metric's points."""
     number, present = 0, ""
     for name, point in points:
         number, present = (number + 1, present) if name == present else (0, name)

@@ -1,7 +1,7 @@
-"""Parse what a job posts: points of metrics and alerts.
+"""Parse a job's posts: points of metrics and alerts.
 
-Foreign data in, bounded values out. A post of the wrong shape is refused as a whole (`Malformed`); a single value that
-is not a number is left out and listed, so that the rest of its point is kept.
+The input is foreign data, the output bounded values. A post of the wrong shape is rejected as a whole (`Malformed`). A
+single value that is not a number is omitted and listed, so that the rest of its point is kept.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MAX_POINTS: Final = 1_000
 MAX_NAMES: Final = 64
 """Metrics of one point."""
 MAX_LOOKED: Final = 256
-"""Entries of one point that are looked at, metrics or not."""
+"""Entries of one point that are examined, metrics or not."""
 MAX_NAME: Final = 100
 MAX_TEXT: Final = 1_000
 NO_STEP: Final = -1
-"""The stored step of a point that has none."""
+"""The stored step of a point without a step."""
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?")
 _ODD: Final = {"nan": math.nan, "inf": math.inf, "infinity": math.inf}
 _SECONDS: Final = 1e11
-"""A timestamp that is a larger number counts milliseconds."""
+"""A larger timestamp is in milliseconds, not in seconds."""
 _LATEST: Final = 1 << 62
 
 
 class Problem(StrEnum):
-    """Codes of what is wrong with a post, or with one value of it."""
+    """Codes for problems of a post, or of one of its values."""
 
     NO_OBJECT = "not_an_object"
     NO_JOB = "job_id_missing"
@@ -63,7 +63,7 @@ class AlertType(StrEnum):
 
 
 class Malformed(ValueError):
-    """A post that can't be taken. `field` is the path of the part at fault."""
+    """A post that can't be accepted. `field` is the path of the invalid part."""
 
     def __init__(self, problem: Problem, field: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -71,14 +71,14 @@ class Malformed(ValueError):
 
 
 class Ignored(NamedTuple):
-    """A value that was left out of a post."""
+    """A value of a post that was omitted."""
 
     field: str
     problem: Problem
 
 
 class Row(NamedTuple):
-    """One value of one metric. `at` is in microseconds since the epoch, 0 where the job named no time."""
+    """One value of one metric. `at` is in microseconds since the epoch, 0 if the job gave no time."""
 
     name: str
     step: int
@@ -97,7 +97,7 @@ class PostedPoints:
 
 @dataclass(frozen=True)
 class PostedAlert:
-    """One alert. `body` has the fields of the contract that were given; `key` is equal for a repeated post."""
+    """One alert. `fields` has the given fields of the contract; `key` is equal for a repeated post."""
 
     job: str
     type: AlertType
@@ -107,14 +107,14 @@ class PostedAlert:
 
 
 def as_object(body: object) -> Mapping[str, Any]:
-    """Return a JSON object. Raises Malformed for anything else."""
+    """Return the body if it is a JSON object. Raises Malformed otherwise."""
     if not isinstance(body, dict):
         raise Malformed(Problem.NO_OBJECT, "body")
     return body
 
 
 def job_of(body: object) -> str:
-    """Return the job that a post names. Raises Malformed."""
+    """Return the job id of a post. Raises Malformed."""
     job = as_object(body).get("job_id")
     if not isinstance(job, str) or not job or len(job) > MAX_NAME:
         raise Malformed(Problem.NO_JOB, "job_id")
@@ -162,12 +162,12 @@ def _read_point(where: str, point: object, rows: list[Row], ignored: list[Ignore
 
 @lru_cache(4096)
 def clean_name(name: str) -> str:
-    """Return a metric's name as one bounded line without secrets. Names repeat, so each is cleaned once."""
+    """Return a metric's name as one bounded line without secrets. Cached, because names repeat."""
     return line(name, MAX_NAME)[:MAX_NAME]
 
 
 def read_number(given: object) -> float | None:
-    """Return a number, NaN and infinities included; None for what is not one. A text may spell a number."""
+    """Return a number, including NaN and infinities; None if it is not one. Strings may contain a number."""
     if isinstance(given, str):
         text = given.strip().lower()
         if _NUMBER.fullmatch(text):
@@ -183,7 +183,7 @@ def read_number(given: object) -> float | None:
 
 
 def read_step(given: object, field: str) -> int:
-    """Return a step, NO_STEP where there is none. Raises Malformed."""
+    """Return a step, NO_STEP if it is missing. Raises Malformed."""
     if given is None:
         return NO_STEP
     value = read_number(given)
@@ -193,9 +193,9 @@ def read_step(given: object, field: str) -> int:
 
 
 def read_time(given: object, field: str) -> int:
-    """Return microseconds since the epoch of an ISO 8601 text or a number; 0 where there is none.
+    """Return microseconds since the epoch for an ISO 8601 string or a number; 0 if it is missing.
 
-    A time without a zone is UTC, as `datetime.utcnow()` writes it. Raises Malformed.
+    A time without a zone is read as UTC, which is the format of `datetime.utcnow()`. Raises Malformed.
     """
     if given is None:
         return 0
@@ -219,9 +219,9 @@ _NUMBERS: Final = ("progress", "current_step", "total_steps", "loss", "duration"
 
 
 def alert_fields(body: object) -> dict[str, Any]:
-    """Return the fields of an alert that are read, each a bounded text or a number, so that cleaning them costs little.
+    """Return the known fields of an alert, each a bounded string or a number, so that cleaning them is cheap.
 
-    Raises Malformed for what is not an object.
+    Raises Malformed if the body is not an object.
     """
     given = as_object(body)
     known = {name: given.get(name) for name in ("job_id", "type", "timestamp", *_TEXTS, *_NUMBERS)}
@@ -232,8 +232,8 @@ def alert_fields(body: object) -> dict[str, Any]:
 def read_alert(body: object, now: float) -> PostedAlert:
     """Parse a post to the alerts API. Raises Malformed.
 
-    An alert names no time, so that equal alerts of one job are one alert: a post that was repeated because
-    its answer got lost. The runner adds a `timestamp` to those that it reports.
+    A job's alerts usually have no time, so equal alerts of one job count as one: a post that was repeated because its
+    answer was lost. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

@@ -1,4 +1,4 @@
--- Points and alerts that jobs reported. Nothing here decides anything: the ledger and its evidence do.
+-- Points and alerts that jobs reported. No decision depends on them: only the ledger and its evidence count.
 CREATE TABLE series (
   id   INTEGER PRIMARY KEY,
   job  TEXT NOT NULL,
@@ -6,7 +6,7 @@ CREATE TABLE series (
   UNIQUE (job, name)
 ) STRICT;
 
--- Clustered by what a chart reads. `at` is in microseconds, NULL is NaN, which SQLite can't store.
+-- Clustered in the order in which a chart reads. `at` is in microseconds, NULL is NaN, which SQLite can't store.
 CREATE TABLE points (
   series INTEGER NOT NULL REFERENCES series (id),
   step   INTEGER NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE points (
   PRIMARY KEY (series, step, at)
 ) STRICT, WITHOUT ROWID;
 
--- The few values that no chart can draw are found without reading all.
+-- To find the few values that a chart can't draw without reading all.
 CREATE INDEX odd_points ON points (series, step, at)
   WHERE value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308;
 
@@ -29,7 +29,7 @@ CREATE TABLE alerts (
   UNIQUE (job, key)
 ) STRICT;
 
--- How far the spool of a job's runner was read, by file.
+-- The read position in the spool of a job's runner, by file.
 CREATE TABLE cursors (
   job    TEXT NOT NULL,
   source TEXT NOT NULL,

@@ -1,8 +1,8 @@
-"""SQLite store of metrics: points and alerts, each kept once however often it is posted.
+"""SQLite store of metrics: points and alerts, each stored once even if it is posted several times.
 
-One file beside the ledger, in WAL mode, so that the server writes while the page and the watch read. Its loss costs
-curves and nothing else, so a commit does not wait for the disk (`synchronous = NORMAL`); a crash of a process loses
-nothing that was answered, a power cut may lose the last moments.
+It is one file beside the ledger, in WAL mode, so that the server can write while the page and the watch read. Its loss
+costs only curves, so a commit does not wait for the disk (`synchronous = NORMAL`): a crash of a process loses no
+answered post, a power cut may lose the last moments.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MAX_SERIES: Final = 512
 """Metrics of one job."""
 MAX_JOB_POINTS: Final = 20_000_000
 MIN_FREE: Final = 256 << 20
-"""Bytes that metrics leave free on the disk: the ledger is on it too, and has to be written while a machine bills."""
+"""Bytes that metrics leave free on the disk for the ledger, which must stay writable while a machine is billed."""
 MAX_ALERTS: Final = 1_000
 """Alerts of one job; more are counted as ignored."""
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
-"""As in the index of such points."""
+"""The same condition as in the index `odd_points`."""
 _SERIES: Final = "(SELECT id FROM series WHERE job = ? AND name = ?)"
 
 Cursor = tuple[int, int]
-"""(step, at in microseconds) of the last point that was read. Pass it back to read on."""
+"""(step, at in microseconds) of the last point that was read. Pass it to read the next page."""
 
 
 class Point(NamedTuple):
-    """One point: its step, None where it has none, seconds since the epoch, None where unknown, and its value."""
+    """One point: its step or None, its time in seconds since the epoch or None if unknown, and its value."""
 
     step: int | None
     at: float | None
@@ -51,14 +51,14 @@ class Point(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some points in order, and the cursor after the last one; None when there are no more."""
+    """Some points in order, and the cursor after the last one, None on the last page."""
 
     points: tuple[Point, ...]
     next: Cursor | None
 
 
 class Series(NamedTuple):
-    """One metric of a job: how many points it has, and its last one."""
+    """One metric of a job: its number of points, and its last point."""
 
     name: str
     total: int
@@ -66,16 +66,17 @@ class Series(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The place of a value that a chart can't draw: `nan`, `inf` or `-inf`."""
+    """The position of a value that a chart can't draw: `nan`, `inf` or `-inf`."""
 
     x: float
     value: str
 
 
 class Curve(NamedTuple):
-    """A curve in few points. `x` are steps, or seconds since the epoch where `by_time`; `values` are finite.
+    """A curve in few points. `x` are steps, or seconds since the epoch if `by_time`; `values` are finite.
 
-    `total` is how many points it stands for, `odd` how many of them are not finite; `markers` may name fewer.
+    `total` is the number of points that it represents, `odd` the number of those that are not finite; `markers` may
+    list fewer.
     """
 
     x: tuple[float, ...]
@@ -87,7 +88,7 @@ class Curve(NamedTuple):
 
 
 class StoredAlert(NamedTuple):
-    """One alert as it was reported. `id` is the cursor to read on from."""
+    """One alert as it was reported. `id` is the cursor for the next read."""
 
     id: int
     type: str
@@ -97,7 +98,7 @@ class StoredAlert(NamedTuple):
 
 @dataclass
 class Batch:
-    """What is written together. `cursors` are stored with the points that they stand for, by (job, source)."""
+    """Data written in one transaction. `cursors` are stored with the points that they cover, by (job, source)."""
 
     posts: Sequence[PostedPoints] = ()
     alerts: Sequence[PostedAlert] = ()
@@ -105,7 +106,7 @@ class Batch:
 
 
 class Written(NamedTuple):
-    """What became of one post: points that are new, points that were there, and values that were left out."""
+    """The result for one post: number of new points, number of known points, and omitted values."""
 
     stored: int
     known: int
@@ -113,7 +114,7 @@ class Written(NamedTuple):
 
 
 class MetricStore:
-    """The store of one state folder. Any number of processes may open it; one object may be used from any thread."""
+    """The store of one state folder. Any number of processes may open it, and an object is thread-safe."""
 
     def __init__(self, home: Path) -> None:
         self.path = private_folder(home) / FILE
@@ -133,7 +134,7 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ writing
 
     def write(self, batch: Batch) -> list[Written]:
-        """Store a batch in one transaction; return what became of each post. Raises DiskError, and then nothing was."""
+        """Store a batch in one transaction; return the result for each post. On DiskError, nothing was stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
                 raise OSError(f"less than {MIN_FREE >> 20} MiB are free, which the ledger needs")
@@ -152,7 +153,7 @@ class MetricStore:
                 )
                 self._db.execute("COMMIT")
             except BaseException:
-                # The series of a transaction that is taken back are gone.
+                # The rollback also removes the series of this transaction.
                 self._series.clear()
                 self._names.clear()
                 self._counts.clear()
@@ -178,7 +179,7 @@ class MetricStore:
         return Written(done, len(rows) - done, tuple(ignored))
 
     def _series_of(self, job: str, name: str) -> int | None:
-        """Return the id of a series, made at its first point; None where the job has too many."""
+        """Return the id of a series, creating it at its first point; None if the job has too many series."""
         found = self._series.get((job, name))
         if found is not None:
             return found
@@ -200,19 +201,19 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ reading
 
     def version(self) -> int:
-        """Return a number that changes with every commit of another process, and with this object's own."""
+        """Return a number that changes with every commit of this object or of another process."""
         with self._lock, self._translated():
             other = int(self._db.execute("PRAGMA data_version").fetchone()[0])
             return (other << 32) + self._db.total_changes
 
     def cursor(self, job: str, source: str) -> int:
-        """Return how far a spool file was read: 0 at first."""
+        """Return the byte offset up to which a spool file was read, 0 at first."""
         with self._reading() as db:
             row = db.execute("SELECT offset FROM cursors WHERE job = ? AND source = ?", (job, source)).fetchone()
         return int(row[0]) if row else 0
 
     def series(self, job: str) -> tuple[Series, ...]:
-        """Return every metric of a job by name."""
+        """Return every metric of a job, sorted by name."""
         with self._reading() as db:
             named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
             return tuple(
@@ -220,7 +221,7 @@ class MetricStore:
             )
 
     def latest(self, job: str) -> dict[str, Point]:
-        """Return the last point of each metric of a job. It costs the same however many points there are."""
+        """Return the last point of each metric of a job. The cost does not depend on the number of points."""
         with self._reading() as db:
             named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
             return {name: self._last(db, key) for key, name in named}
@@ -250,8 +251,8 @@ class MetricStore:
     ) -> Curve:
         """Return a curve in about `points` points: the lowest and the highest of each of `points / 2` buckets.
 
-        A curve with fewer points is returned whole. Steps are the x axis; where no point has a step, the time is.
-        `between` takes the part from one place of the x axis to another; `total` and `odd` then count that part.
+        A curve with fewer points is returned whole. The x axis is the step, or the time if no point has a step.
+        `between` selects a part of the x axis; `total` and `odd` then count that part.
         """
         with self._reading() as db:
             found = db.execute("SELECT id FROM series WHERE job = ? AND name = ?", (job, metric)).fetchone()
@@ -265,7 +266,7 @@ class MetricStore:
         return tuple(StoredAlert(int(key), kind, at / 1e6, json.loads(body)) for key, kind, at, body in rows)
 
     def last_alert(self, job: str) -> int:
-        """Return the id of a job's last alert; 0 where it has none."""
+        """Return the id of a job's last alert; 0 if it has none."""
         with self._reading() as db:
             return int(db.execute("SELECT coalesce(max(id), 0) FROM alerts WHERE job = ?", (job,)).fetchone()[0])
 
@@ -285,7 +286,7 @@ class MetricStore:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise DiskError(
-                    f"{self.path} is not a metric store of this version", "Move it away; curves start again."
+                    f"{self.path} is not a metric store of this version", "Move it away; curves start from zero."
                 )
             db.execute("COMMIT")
         except BaseException:
@@ -298,7 +299,7 @@ class MetricStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for one look: a long one never blocks a writer or another reader."""
+        """Open a separate connection, so that a long read never blocks a writer or another reader."""
         with self._translated(), contextlib.closing(self._connect()) as db:
             db.execute("PRAGMA query_only = 1")
             yield db
@@ -318,11 +319,11 @@ def _point(step: int, at: int, value: float | None) -> Point:
 
 
 def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tuple[float, float] | None = None) -> Curve:
-    """Let SQLite find the extremes of each bucket by its index: reading a million rows in Python takes longer."""
+    """Find the extremes of each bucket by SQLite's index, which is faster than reading a million rows in Python."""
     total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
     if not total:
         return Curve((), (), (), 0, 0, False)
-    # A point without a step is drawn only where none has one; then the time is the x axis, within that one step.
+    # Points without a step are drawn only if no point has a step; then the time is the x axis, within that one step.
     by_time = last_step == NO_STEP
     x, within = ("at", f"series = ? AND step = {NO_STEP} AND at") if by_time else ("step", "series = ? AND step")
     scale = 1e6 if by_time else 1

@@ -1,1 +1,1 @@
-"""Code that rents and releases instances and reads the meter, one file per provider."""
+"""The providers: each module rents and releases instances of one platform, and reports whether they bill."""

@@ -3,9 +3,9 @@
 | variable | meaning |
 |---|---|
 | `<PLATFORM>_API_KEY` or the like | the account's key itself |
-| the same name + `_FILE` | a file that contains the key; refused when anybody but its owner may read it |
+| the same name + `_FILE` | a file that contains the key; refused if anyone but its owner may read it |
 | `GPUWARDEN_<PROVIDER>_URL` | another address of the API, https or loopback only |
-| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: that of `~/.ssh` |
+| `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the one in `~/.ssh` |
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def read_key(variable: str, platform: str, env: Mapping[str, str]) -> str:
 def _plausible(key: str, variable: str, platform: str) -> str:
     if not _KEY.fullmatch(key):
         raise AuthFailed(
-            f"what {variable} gives can't be a key of {platform}: it is empty, too short or long, or has spaces in it",
+            f"the value of {variable} can't be a key of {platform}: it is empty, too short or long, or contains spaces",
             "Copy the key again.",
         )
     return key
 
 
 def _private_text(file: Path, platform: str) -> str:
-    """Return the text of a file that nobody else may read. The mode is that of the very file that is read."""
+    """Return the text of a file that only its owner may read. The mode is checked on the open file."""
     try:
         with file.open("rb") as stream:
             mode = os.fstat(stream.fileno()).st_mode
@@ -77,7 +77,7 @@ def _private_text(file: Path, platform: str) -> str:
 
 
 def text_of_key_file(name: str) -> str:
-    """Return the content of a key file of any mode; "" for one that can't be read or is not a regular file."""
+    """Return the content of a key file, whatever its mode; "" if it can't be read or is not a regular file."""
     try:
         end = os.open(
             Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -94,14 +94,12 @@ def text_of_key_file(name: str) -> str:
 
 
 def salted(salt: str, *words: str) -> str:
-    """Return a digest of words that only somebody who knows them and the salt can compute."""
+    """Return a keyed digest of words: computing it needs both the words and the salt."""
     return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def base_url(variable: str, default: str, env: Mapping[str, str]) -> str:
-    """Return the address of the API, without a trailing slash. Raises BadRequest for one that would leak the
-    key.
-    """
+    """Return the address of the API, without a trailing slash. Raises BadRequest if it would leak the key."""
     url = (env.get(variable) or default).rstrip("/")
     try:
         parts = urlsplit(url)
@@ -127,9 +125,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 def public_key(env: Mapping[str, str]) -> str | None:
-    """Return the user's public SSH key as `<type> <base64>`, without its comment; None where there is none.
+    """Return the user's public SSH key as `<type> <base64>`, without its comment; None if there is none.
 
-    Raises BadRequest when the variable names something else, such as a private key.
+    Raises BadRequest if the variable names something else, such as a private key.
     """
     given = env.get(SSH_KEY_VARIABLE, "").strip()
     if given:
@@ -144,15 +142,15 @@ def public_key(env: Mapping[str, str]) -> str | None:
 
 
 def same_key(text: str) -> str | None:
-    """Return a line of an authorized_keys file reduced to what identifies the key; None for anything else."""
+    """Return `<type> <base64>` of a line of an authorized_keys file; None if the line is not a key."""
     match = _PUBLIC.fullmatch(text.strip())
     return f"{match[1]} {match[2]}" if match else None
 
 
 def authorize_key(key: str) -> str:
-    """Return an idempotent shell line for a machine's start that authorizes a public key.
+    """Return an idempotent shell line that authorizes a public key when a machine starts.
 
-    The key's alphabet has no quote, and one space between its two words.
+    The key needs no escaping: its alphabet has no quote, and a single space separates its two words.
     """
     assert same_key(key) == key
     file = "~/.ssh/authorized_keys"

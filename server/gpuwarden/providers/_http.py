@@ -1,11 +1,11 @@
 """The HTTP client of all providers, and the classification of its replies.
 
 - a reply of the expected shape is `Known`
-- a definite refusal raises: nothing was done
-- everything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have been done.
+- a definite refusal raises: the request had no effect
+- anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have had an effect.
 
-*Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`.
-A reply that refuses a create and names an instance is not a refusal.
+*Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`. A reply that refuses a
+create but names an instance is not a refusal.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""A read waits out a rate limit up to this; a longer one is raised."""
+"""A read waits for a rate limit of up to this many seconds; a longer one is raised."""
 AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
-"""An intermediary may stop a request without a User-Agent; the address tells the platform whom to ask about it."""
+"""An intermediary may reject a request without a User-Agent; the address is the platform's contact for questions."""
 NAMES: Final = frozenset(
     ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
 )  # fmt: skip
-"""Fields that name an instance in the reply to a create, without their underscores and capitals."""
+"""Fields that name an instance in the reply to a create, in lower case and without underscores."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
-"""An instance's id in a reply. One that can't be used in a later request makes the whole reply unreadable."""
+"""An instance's id in a reply. An id that can't be used in a later request makes the whole reply unreadable."""
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
-"""A row of offers, keys or the like; one of another shape stays what it is, and `readable` leaves it out.
+"""A row of offers, keys or the like. A row of another shape is kept unparsed, and `readable` omits it.
 
-A row that may be an instance of ours declares strictly what identifies it, and degrades in the rest: `Row | RowId`.
-Where no row of a list can be read, it may be a list of something else: that is Unknown.
+A row that may be one of our instances is strict in the fields that identify it and lenient in the rest: `Row | RowId`.
+A list without a readable row may be a list of something else: it is Unknown.
 """
 
 MOST: Final = 10**18
-"""Numbers of a reply must be smaller, so that sums and products of them stay finite floats."""
+"""Upper bound of the numbers in a reply, so that their sums and products stay finite floats."""
 
 
 class ResponseModel(BaseModel):
-    """A part of a platform's reply: the needed fields, strictly typed; other fields are ignored."""
+    """A part of a platform's reply: the fields in use, strictly typed. Other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -86,21 +86,21 @@ class ApiResponse:
 
     @property
     def json(self) -> Any:
-        """Return the body as JSON, or None where it is not JSON."""
+        """Return the body as JSON, or None if it is not JSON."""
         try:
             return json.loads(self.raw)
         except (ValueError, RecursionError):
             return None
 
     def text(self, *names: str) -> str:
-        """Return the first of the named fields of a JSON object whose value is a string."""
+        """Return the first of the named JSON fields whose value is a non-empty string, else ""."""
         found = (self.at(name) for name in names)
         return next((value for value in found if isinstance(value, str) and value), "")
 
     def at(self, name: str) -> Any:
-        """Return the named field of a JSON object, None where there is none.
+        """Return the named field of a JSON object, or None.
 
-        "error.code" is `code` inside `error`, "errors.0.details" is `details` inside the first of `errors`.
+        Dots descend: "error.code" is `code` inside `error`, "errors.0.details" is `details` of the first of `errors`.
         """
         value = self.json
         for step in name.split("."):
@@ -121,11 +121,11 @@ def no_refusal(reply: ApiResponse, said: str) -> WardenError | None:
 
 @dataclass(frozen=True)
 class Api:
-    """The particulars of one platform's API.
+    """The configuration of one platform's API.
 
-    `scheme` precedes the key in the Authorization header. `refusal` reads the platform's own error body first; None
-    leaves the reply to the status codes. `says` names the fields of an error body that contain a message. `pace_s` is
-    the time between two requests that the platform asks for.
+    `scheme` precedes the key in the Authorization header. `refusal` classifies the platform's own error body; if it
+    returns None, the status code decides. `says` names the fields of an error body that contain a message. `pace_s` is
+    the minimum time between two requests, in seconds.
     """
 
     platform: str
@@ -140,7 +140,7 @@ class Api:
 
 @dataclass
 class ApiClient:
-    """One account at one platform."""
+    """HTTP client for one account at one platform."""
 
     api: Api
     clock: Clock
@@ -162,10 +162,11 @@ class ApiClient:
         empty: bool = False,
         creates: bool = False,
     ) -> Answer[T]:
-        """Return one request. `shape` None expects 204 without a body, `empty` takes one too and answers None.
+        """Send one request and classify its reply.
 
-        A `safe` request may be sent again: reads are. One that `creates` is not refused by a reply that names an
-        instance, whatever its status: that is Known where it has the shape of a success, else Unknown.
+        With `shape` None, the expected reply is 204 without a body; with `empty`, 204 is accepted too and returns None.
+        A `safe` request may be repeated; reads are safe by default. With `creates`, a reply that names an instance is
+        never a refusal, whatever its status: it is Known if it has the shape of a success, else Unknown.
 
         Raises AuthFailed, RateLimited, BadRequest, Conflict, NotFound or NoCapacity for a definite refusal.
         """
@@ -185,24 +186,24 @@ class ApiClient:
         unclear = Unknown(f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}")
         body, good = reply.json, 200 <= reply.status < 300
         if isinstance(body, dict) and not good and body.get("cloudflare_error"):  # looks like a platform's JSON
-            return Unknown(f"{unclear.why}; that is an intermediary's reply, not the platform's")
+            return Unknown(f"{unclear.why}; this is the reply of an intermediary, not of the platform")
         refusal = self.api.refusal(reply, said)
         failed = refusal is not None or not good
         if failed and creates and shape is not None and names_instance(reply.json):
             made = self.parse(reply.raw, shape, what)
-            return made if isinstance(made, Known) else Unknown(f"{unclear.why}, and named an instance nevertheless")
+            return made if isinstance(made, Known) else Unknown(f"{unclear.why}, but the reply names an instance")
         if refusal is not None:
             raise refusal
         if failed:
             known = any(reply.at(name) is not None for name in self.api.says)
             if 400 <= reply.status < 500 and reply.status != 429 and not known:
-                return Unknown(f"{unclear.why}, without the platform's own JSON: an intermediary's page")
+                return Unknown(f"{unclear.why}, without the platform's own JSON: the page of an intermediary")
             self._refuse(reply, said)
             return unclear
         if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
         if shape is None:
-            return Unknown(f"{self.api.platform} answered {what} with status {reply.status} where 204 was expected")
+            return Unknown(f"{self.api.platform} answered {what} with status {reply.status}; 204 was expected")
         return self.parse(reply.raw, shape, what)
 
     def parse(self, raw: bytes, shape: type[T], what: str) -> Answer[T]:
@@ -217,7 +218,7 @@ class ApiClient:
             )
 
     def digest(self, salt: str) -> str:
-        """Salted digest of the account's key at this address. Raises AuthFailed where no key is set."""
+        """Return a salted digest of the account's key and the API address. Raises AuthFailed if no key is set."""
         key = read_key(self.api.key_variable, self.api.platform, self.env)
         return salted(salt, self.api.platform, self.url, key)
 
@@ -227,14 +228,14 @@ class ApiClient:
         if status in {401, 403}:
             raise AuthFailed(f"{platform} refused the key{detail}", f"Check {self.api.key_variable} and its scopes.")
         if status == 429:
-            wait = "" if reply.after_s is None else f"; it asks to wait {reply.after_s:g} s"
-            raise RateLimited(f"{platform} was asked too often{wait}{detail}", "Wait, then call again.", reply.after_s)
+            wait = "" if reply.after_s is None else f" and asks to wait {reply.after_s:g} s"
+            raise RateLimited(f"{platform} had too many requests{wait}{detail}", "Wait, then retry.", reply.after_s)
         if status == 402:
-            raise BadRequest(f"{platform} refused for want of credit{detail}", "Add credit to the account.")
+            raise BadRequest(f"{platform} refused: the account has no credit{detail}", "Add credit to the account.")
         if status in {400, 422}:
             raise BadRequest(f"{platform} refused the request{detail}")
         if status == 409:
-            raise Conflict(f"{platform} refuses it in the present state{detail}", "Look at it again.")
+            raise Conflict(f"{platform} refused: not allowed in the current state{detail}", "Check its state.")
 
     @staticmethod
     def _short_wait(reply: ApiResponse | Unknown) -> bool:
@@ -280,13 +281,13 @@ class ApiClient:
         return httpx2.AsyncClient(
             timeout=httpx2.Timeout(REPLY_S, connect=CONNECT_S),
             verify=_tls(),
-            trust_env=not local,  # a proxy of the environment is for the network
-            follow_redirects=False,  # the key goes to no other address
+            trust_env=not local,  # proxies of the environment are not for loopback
+            follow_redirects=False,  # never send the key to another address
         )
 
 
 async def _whole(response: httpx2.Response, what: str, now: float) -> ApiResponse | Unknown:
-    """Return the complete reply; one without end is Unknown."""
+    """Return the complete reply, or Unknown if it is too long."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
         raw += piece
@@ -308,7 +309,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def names_instance(body: Any, depth: int = 4) -> bool:
-    """Return whether a reply to a create names an instance anywhere: it was made, whatever else the reply says."""
+    """Return whether a reply to a create names an instance at any level: then it exists, whatever the status."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, depth - 1) for item in body)
     if not isinstance(body, dict):
@@ -322,16 +323,16 @@ def names_instance(body: Any, depth: int = 4) -> bool:
 
 
 def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
-    """Return the rows that could be read."""
+    """Return the rows that have the expected shape."""
     return [row for row in rows if isinstance(row, shape)]
 
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
-    """Return an instance of whose row only the id and the name could be read: it may run, and it counts as billing."""
-    why = f"{platform} lists it, and the rest of its row could not be read"
+    """Return an UNCLEAR instance for a row with a readable id and name only. It may run, so it counts as billing."""
+    why = f"{platform} lists it, but the rest of its row could not be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 
 
 def is_safe_id(ident: str) -> bool:
-    """Return whether an id is safe in a URL path; one that isn't belongs to no platform's instance."""
+    """Return whether an id is safe in a URL path. No platform has an instance with an unsafe id."""
     return re.fullmatch(_ID, ident) is not None

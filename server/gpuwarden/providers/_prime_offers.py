@@ -1,4 +1,4 @@
-"""Offers of Prime Intellect: what can be ordered of one, and what that costs."""
+"""Offers of Prime Intellect: the amounts that can be ordered, and their price."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Prices(ResponseModel):
 
 
 class Choice(ResponseModel):
-    """The range of a resource that an offer lets one choose, and the price of a unit, in dollars an hour."""
+    """The selectable range of a resource in an offer, and the price of a unit, in dollars an hour."""
 
     minCount: int | None = None  # noqa: N815
     defaultCount: int | None = None  # noqa: N815
@@ -27,7 +27,7 @@ class Choice(ResponseModel):
     defaultIncludedInPrice: bool | None = None  # noqa: N815
 
     def amount(self, wanted: int | None) -> int | None:
-        """Return how much to order; None leaves it to the offer. Raises ValueError where it can't be that much."""
+        """Return the amount to order; None leaves it to the offer. Raises ValueError if the offer has less."""
         if self.minCount is None or self.maxCount is None:  # nothing to choose
             if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
                 raise ValueError("the offer has less")
@@ -40,7 +40,7 @@ class Choice(ResponseModel):
         return amount
 
     def usd_per_hour(self, amount: int | None) -> float:
-        """Return what an amount costs beyond the offer's own price."""
+        """Return the price of an amount on top of the offer's own price."""
         included = (self.defaultCount or 0) if self.defaultIncludedInPrice else 0
         return max(0, (amount or 0) - included) * max(0.0, self.pricePerUnit or 0.0)
 
@@ -75,7 +75,7 @@ class Offers(ResponseModel):
 
 @dataclass(frozen=True)
 class Chosen:
-    """An offer with the amounts to order of it and the price of all that; None means unknown."""
+    """An offer with the amounts to order and their total price; None means unknown."""
 
     offer: Offer
     disk_gb: int | None
@@ -85,9 +85,9 @@ class Chosen:
 
 
 def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
-    """Return what to order of an offer and its price; None where the offer has not that much disk.
+    """Return the amounts to order of an offer and their price; None if the offer has less disk.
 
-    A price in a currency other than dollars is unknown.
+    A price in another currency than dollars is unknown.
     """
     try:
         disk = offer.disk.amount(disk_gb)

@@ -1,4 +1,4 @@
-"""Shared base of the providers of rented machines: names that carry a token, GPUs by name, the account's check."""
+"""Base class of the providers of rented machines: instance names with tokens, GPU names, the account check."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its m
 Instances: TypeAlias = list[Instance]
 PREFIX = "gpuwarden-"
 DURABLE_NAME = "gpuwarden"
-"""The name of the volume that durable storage is taken from, where a platform names them."""
+"""The name of the volume for durable storage, on platforms with named volumes."""
 MAX_PAGES = 400
 
 
 class Rented:
-    """Base of the providers over HTTP. A subclass sets `api`, `name` and the longest name.
+    """Base of the providers over HTTP. A subclass sets `api`, `name` and `max_name`.
 
-    It looks one instance up in `look_up`, the bill of a gone one in `bill`, and the account in `ask_account`.
+    It implements `look_up` for one instance, `bill` for the bill of a gone instance, and `ask_account` for the account.
     """
 
     name: ClassVar[str]
     api: ClassVar[Api]
     max_name: ClassVar[int] = 128
     wishes: frozenset[str] = frozenset()
-    """The options of a job that this platform takes: `image`, `region`."""
+    """The options of a job that this platform accepts: `image`, `region`."""
 
     def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self.profile = profile
@@ -49,18 +49,19 @@ class Rented:
         self.env = os.environ if env is None else env
         self.client = ApiClient(self.api, clock, self.env)
         self._accounts: dict[str, str] = {}
-        """The account's id by a digest of its key: a key belongs to one account for as long as it exists."""
+        """The account's id by a digest of its key. A key belongs to one account for its whole life."""
 
     # ------------------------------------------------------------------------------------------------- the account
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the key in use and its address."""
+        """Return a salted digest of the key in use and the API address."""
         return self.client.digest(salt)
 
     async def account_id(self) -> Answer[str]:
-        """Name the account that the key in use belongs to; asked once for each key.
+        """Return the account of the key in use; the platform is asked once per key.
 
-        At another address than the platform's own it is another account, or a server there could call itself ours.
+        At any other address than the platform's own, the address is part of the account's name, since a server there
+        could report any account.
         """
         key = self.key_digest(self.name)
         if key not in self._accounts:
@@ -72,27 +73,25 @@ class Rented:
         return Known(self._accounts[key])
 
     async def ask_account(self) -> Answer[str]:
-        """Ask the platform whose key is in use."""
+        """Request the id of the account from the platform."""
         raise NotSupported(f"{self.api.platform} names no account through its API")
 
     # ------------------------------------------------------------------------------------------------ one instance
 
     def is_id(self, ident: str) -> bool:
-        """Return whether an instance of this platform could have that id."""
+        """Return whether `ident` is a possible instance id of this platform."""
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Ask for one instance. None or NotFound: the platform says that it does not exist."""
+        """Request one instance. None or NotFound means that, according to the platform, it does not exist."""
         raise NotImplementedError
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone instance with its final cost, or None where the platform does not have that."""
+        """Return a gone instance with its final cost, or None if the platform does not report it."""
         return None
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. A gone one is None, or the instance with its bill; the list has to agree that it is
-        gone.
-        """
+        """Return one instance. If it is gone and the list agrees, return None, or the instance with its bill."""
         if not self.is_id(id):
             return Known(None)
         said = ""
@@ -104,10 +103,10 @@ class Rented:
             return answer
         seen = answer.value
         if seen is not None and seen.id != id:
-            return Unknown(f"{self.api.platform} was asked for {id} and answered with another")
+            return Unknown(f"{self.api.platform} was asked for {id} but returned another instance")
         if seen is not None and seen.state is not InstanceState.GONE:
             return answer
-        there = await agreed_gone(id, self.list, said or f"{self.api.platform} says that {id} is gone")
+        there = await agreed_gone(id, self.list, said or f"{self.api.platform} reports that {id} is gone")
         if isinstance(there, Unknown) or there.value is not None:
             return there
         return Known(await self.bill(id, seen.token if seen else "") or seen)
@@ -124,10 +123,10 @@ class Rented:
         names: type[N],
         named: Callable[[N], tuple[str, str | None]],
     ) -> Answer[tuple[Instance, ...]]:
-        """Read a list row by row, so that an odd row hides no other instance.
+        """Parse a list row by row, so that an invalid row hides no other instance.
 
-        A row that does not have the expected shape is UNCLEAR, by the id and the name in it. One without them could be
-        any instance, so then the list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance, with the id and the name in it. A row without
+        these could be any instance, so the whole list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -144,18 +143,18 @@ class Rented:
         return Known(tuple(found))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported; a subclass whose platform reports the balance overrides this."""
-        raise NotSupported(f"{self.api.platform} reports no balance through its API", "Look at its console.")
+        """Raise NotSupported, unless a subclass whose platform reports the balance overrides this."""
+        raise NotSupported(f"{self.api.platform} reports no balance through its API", "See its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every instance whose name carries `token`. The platform's own filters are not relied on."""
+        """Return every instance whose name carries `token`, without relying on the platform's own filters."""
         answer = await self.list()
         if isinstance(answer, Unknown):
             return answer
         return Known(tuple(i for i in answer.value if token and i.token == token))
 
     async def check(self) -> Findings:
-        """Return findings on the key and on whatever else prevents renting."""
+        """Return findings on the key and on other obstacles to renting."""
         try:
             answer = await self.list()
             if isinstance(answer, Unknown):
@@ -166,7 +165,7 @@ class Rented:
             return [self.finding(severity, error.message, error.next_steps)]
 
     async def check_account(self) -> Findings:
-        """Return a subclass's findings on anything besides the key."""
+        """Return the platform's own findings, besides those on the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: Hint = "") -> Finding:
@@ -176,7 +175,7 @@ class Rented:
     # ------------------------------------------------------------------------------------------------------- names
 
     def label(self, token: str) -> str:
-        """Return the name of the instance that carries `token`, whole. Raises BadRequest for one that does not fit."""
+        """Return the instance name that carries the whole token. Raises BadRequest if it can't be part of a name."""
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
             raise BadRequest(f"the token {token!r} can't be part of a name of {self.api.platform}")
@@ -184,39 +183,37 @@ class Rented:
 
     @staticmethod
     def token_in(label: str | None) -> str:
-        """Return the token that a name carries, "" where it carries none."""
+        """Return the token that a name carries, or ""."""
         return label.removeprefix(PREFIX) if label and label.startswith(PREFIX) else ""
 
     # ---------------------------------------------------------------------------------------------------- resources
 
     def refuse_unsold(self, resources: Resources) -> str:
-        """Return the GPU that was asked for. Raises for a request that this platform can't sell."""
+        """Return the requested GPU. Raises BadRequest or NotSupported if this platform does not sell the request."""
         if resources.interruptible and not self.profile.spot.offered:
-            raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Ask for an uninterrupted one.")
+            raise NotSupported(f"{self.api.platform} sells no interruptible machines", "Request an uninterrupted one.")
         if resources.durable_storage and self.durable_tier() is None:
-            raise NotSupported(f"{self.api.platform} has no storage that can be asked for and outlives the machine")
+            raise NotSupported(f"{self.api.platform} sells no storage that outlives the machine")
         if not resources.gpu:
-            raise BadRequest(
-                "no GPU was named, so none can be chosen", do(Action.SET_ARGUMENT, "to a name such as H100", name="gpu")
-            )
+            raise BadRequest("the request names no GPU", do(Action.SET_ARGUMENT, "to a name such as H100", name="gpu"))
         return resources.gpu
 
     def durable_tier(self) -> Tier | None:
-        """Return the profile's storage that has to be asked for."""
+        """Return the profile's storage tier that is provided on request."""
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
     def wished(self, resources: Resources, name: str, variable: str = "") -> str:
-        """Return a wish of the job, else what the user's variable says for every job; empty without either."""
+        """Return the job's option `name`, else the user's variable for all jobs, else ""."""
         return str(resources.options.get(name) or (self.env.get(variable) if variable else "") or "")
 
     def ssh_key(self) -> str | None:
-        """Return the public key that new machines should let in."""
+        """Return the public key that new machines should accept."""
         return public_key(self.env)
 
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Return the place of jobs on an instance. Port None is ssh's usual one, or what the user's ssh config says."""
+        """Return the place of jobs on an instance. Port None means ssh's default, or that of the user's ssh config."""
         return Place(
             platform=self.profile.id,
             instance_id=ident,
@@ -232,15 +229,15 @@ async def agreed_gone(
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
     said: str,
 ) -> Answer[Instance | None]:
-    """Return None when the list can be read and does not have an instance either; else the instance as listed.
+    """Return None if the list can be read and lacks the instance too; else the instance as listed.
 
-    `said` is the answer about the instance alone. A 404 for one instance may be a stray one, and an address
-    that was retired answers 404 for every instance there is.
+    `said` is the reply for the single instance. A single 404 may be stray, and a retired API address answers 404 for
+    every instance.
     """
     try:
         answer = known_list() or await listing()
     except NotFound:
-        return Unknown(f"it answers as if nothing were there, not even the list: {said}")
+        return Unknown(f"neither the instance nor the list of instances was found: {said}")
     if isinstance(answer, Unknown):
         return Unknown(f"{said}, but the list could not be read: {answer.why}")
     listed = next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None)
@@ -250,26 +247,26 @@ async def agreed_gone(
 
 
 def no_such(platform: str, ident: str) -> NotFound:
-    """Return the error for an instance that is not there."""
-    return NotFound(f"{platform} has no instance {ident!r}", "List the instances to see what there is.")
+    """Return the error for a missing instance."""
+    return NotFound(f"{platform} has no instance {ident!r}", "List the instances to find its id.")
 
 
 def positive_price(price: float | None) -> float | None:
-    """Return a price; zero means unknown."""
+    """Return a positive price, else None: zero means unknown."""
     return price if price is not None and price > 0 else None
 
 
 def epoch(moment: datetime | None) -> float | None:
-    """Return seconds since the epoch; a time without a zone is UTC."""
+    """Convert to seconds since the epoch; a time without a zone is UTC."""
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def gpu_matches(asked: str, names: Iterable[str]) -> bool:
-    """Return whether a GPU is one that was asked for: by a whole name, or by words of it in their order.
+    """Return whether a GPU with these names matches the request, by the whole name or by consecutive words of it.
 
-    "H100" is "NVIDIA H100 80GB HBM3"; "L4" is not "L40S".
+    "H100" matches "NVIDIA H100 80GB HBM3"; "L4" does not match "L40S".
     """
     wanted = _words(asked)
     for name in names:

@@ -1,7 +1,8 @@
-"""Shared base of the providers that rent nothing before a job runs: `create` reserves, and the job is the instance.
+"""Base class of the providers that rent no machine in advance: `create` makes a reservation, and the job is the
+instance.
 
-A reservation is a private file, named by its token. Labels of jobs that others started may have any text in a token's
-place: one that can't be the name of such a file is that of no reservation.
+A reservation is a private file, named by its token. Labels of other programs' jobs may have any text as a token; a text
+that is no valid file name belongs to no reservation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpuwarden.private import private_folder, write_private
 
 
 class ReservingProvider:
-    """The records of reservations. Subclasses supply the provider's methods."""
+    """Read and write the records of reservations. Subclasses supply the provider's methods."""
 
     def __init__(self, profile: Profile, state: Path, clock: Clock) -> None:
         self.profile = profile
@@ -27,7 +28,7 @@ class ReservingProvider:
         self._state, self._clock = state, clock
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return what a reservation is now."""
+        """Return the current state of a reservation."""
         raise NotImplementedError
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -36,14 +37,14 @@ class ReservingProvider:
         return answer if isinstance(answer, Unknown) else Known((answer.value,) if answer.value else ())
 
     def _tokens(self) -> Iterator[str]:
-        """Yield the tokens of all reservations that were ever made here."""
+        """Yield the tokens of all reservations made on this machine, ended ones included."""
         return (file.stem for file in sorted(self._state.glob("*.json")))
 
     def _file(self, token: str) -> Path:
         return self._state / f"{token}.json"
 
     def _has(self, token: str) -> bool:
-        """Return whether this token was reserved here."""
+        """Return whether this machine has a reservation for the token."""
         return re.fullmatch(r"[\w-][\w.-]{0,199}", token) is not None and self._file(token).is_file()
 
     def _read(self, token: str) -> dict[str, Any]:
@@ -66,5 +67,5 @@ class ReservingProvider:
             meter=False,
             price_usd_per_hour=noted.get("usd"),
             created_at=noted.get("at"),
-            why="reserved; nothing runs yet",
+            why="reserved; no job runs yet",
         )

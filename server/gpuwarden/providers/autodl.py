@@ -4,12 +4,12 @@
 |---|---|
 | `AUTODL_TOKEN`, `AUTODL_TOKEN_FILE` | the developer token of a verified account; AutoDL has no narrower one |
 | `AUTODL_IMAGE` | uuid of the image of new instances |
-| `AUTODL_CNY_PER_USD` | what a dollar costs in yuan; without it prices are unknown, since AutoDL reports yuan |
+| `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
 
-The API names no account: a replaced token counts as another account's until it is seen to reach the instance.
+The API names no account: a replaced token counts as another account's until it is confirmed to reach the instance.
 
-Prices are reported for instances only, after they were rented, so a price cap can't be enforced. The GPU is one of
-`SPECS` or AutoDL's own id of a kind. An instance has to be stopped before it can be released.
+The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
+AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SPECS: Final = {
     "RTX 5090 32G": "5090-p",
     "RTX 4090D": "4090D",
 }
-"""AutoDL's documentation, 2026-09. Another kind is asked for by AutoDL's id of it."""
+"""GPU types by name, from AutoDL's documentation of 2026-09. Other types are requested by AutoDL's id."""
 STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "creating": (_S.BOOTING, None),
     "created": (_S.BOOTING, None),
@@ -80,7 +80,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 
 
 class _Envelope(ResponseModel, Generic[D]):
-    """Every reply's envelope; any other code is a failure whatever the status is."""
+    """The envelope of every reply; any other code is a failure, regardless of the status."""
 
     code: Literal["Success"]
     data: D
@@ -103,7 +103,7 @@ class _Page(ResponseModel):
 
 
 class _Snapshot(ResponseModel):
-    """The non-secret part of a snapshot."""
+    """The fields of a snapshot that are not secret."""
 
     proxy_host: str
     ssh_port: int
@@ -115,7 +115,7 @@ class _Wallet(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map AutoDL's refusals: status 200 with one of a few codes and a Chinese sentence."""
+    """Map AutoDL's refusals: status 200, with one of a few codes and a Chinese sentence."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
@@ -127,11 +127,11 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
         return AuthFailed(f"AutoDL refused the token {detail}", "Check AUTODL_TOKEN.")
     if "频繁" in text or reply.status == 429:
-        return RateLimited(f"AutoDL was asked too often {detail}", "Wait, then call again.", reply.after_s)
+        return RateLimited(f"AutoDL had too many requests {detail}", "Wait, then retry.", reply.after_s)
     if "库存" in text:
         return NoCapacity(f"AutoDL has no capacity for it now {detail}", "Try another GPU, or later.")
     if "余额" in text:
-        return BadRequest(f"AutoDL refused for want of credit {detail}", "Add credit to the account.")
+        return BadRequest(f"AutoDL refused: the account has no credit {detail}", "Add credit to the account.")
     if "关机" in text:
         return Conflict(f"AutoDL requires the instance to be stopped first {detail}", "Stop it.")
     if code == "RequestParameterIsWrong" or "规格不存在" in text:
@@ -158,26 +158,24 @@ class AutoDL(Rented):
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
         self._tokens: dict[str, str] = {}
-        """By instance, since only the list reports names."""
+        """Tokens by instance id, since only the list reports names."""
 
     async def check_account(self) -> Findings:
-        """Return findings on the credit, and on the key for logging in."""
+        """Return findings on the credit and on the SSH key."""
         findings: Findings = []
         answer = await self._wallet()
         if isinstance(answer, Known) and answer.value.data.assets <= 0:
-            findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add some."))
+            findings.append(self.finding(Severity.ERROR, "the AutoDL account has no credit", "Add credit."))
         if self.ssh_key() is None:
-            message = (
-                "no public SSH key was found here; an AutoDL instance accepts only keys that were added in its console"
-            )
+            message = "this machine has no public SSH key; an AutoDL instance accepts only keys added in its console"
             findings.append(self.finding(Severity.WARNING, message, "ssh-keygen -t ed25519"))
         return findings
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price is unknown: AutoDL reports it for instances only."""
+        """Return a quote without a price: AutoDL reports prices only for rented instances."""
         spec = self._spec(resources)
-        note = f"{resources.gpu_count} x {spec}; AutoDL reports a price only once an instance is rented"
-        source = "AutoDL, which has no price list in its API"
+        note = f"{resources.gpu_count} x {spec}; AutoDL reports a price only for a rented instance"
+        source = "AutoDL (its API has no price list)"
         return Known(
             Quote(platform=self.profile.id, price_usd_per_hour=None, source=source, at=self.clock.now(), note=note)
         )
@@ -188,8 +186,8 @@ class AutoDL(Rented):
             label, spec = self.label(token), self._spec(resources)
             if resources.max_price_usd_per_hour is not None:
                 raise NotSupported(
-                    "AutoDL reports no price before it rents, so a price cap can't be enforced",
-                    "Leave the price cap out; the job's own cost cap still bounds it.",
+                    "AutoDL reports no price before renting, so a price cap can't be enforced",
+                    "Omit the price cap; the job's own cost cap still applies.",
                 )
             expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
             if expand > MOST_DISK_GB:
@@ -218,7 +216,7 @@ class AutoDL(Rented):
         if isinstance(answer, Unknown):
             return answer
         if answer.value.data not in STATES:
-            return Unknown(f"AutoDL gives {id} a status that is not known here")
+            return Unknown(f"AutoDL reports an unknown status of {id}")
         state, meter = STATES[answer.value.data]
         why = f"status {answer.value.data}"
         seen = Instance(id=id, token=self._tokens.get(id, ""), state=state, meter=meter, why=why)
@@ -236,7 +234,7 @@ class AutoDL(Rented):
         return Known(seen.model_copy(update={"place": place, "price_usd_per_hour": usd}))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pro instance, page by page; fewer than the total that comes with them is Unknown."""
+        """Return every Pro instance, page by page; Unknown if there are fewer than the reported total."""
         found: dict[str, _Row | _RowId] = {}
         for page in range(1, MAX_PAGES + 1):
             body = {"page_index": page, "page_size": PAGE}
@@ -254,7 +252,7 @@ class AutoDL(Rented):
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Return the cash of the wallet, in thousandths of a yuan. Vouchers are not counted: not all apply."""
+        """Return the cash of the wallet in dollars, or in yuan without a rate. Vouchers are excluded: not all apply."""
         answer = await self._wallet()
         if isinstance(answer, Unknown):
             return answer
@@ -264,15 +262,15 @@ class AutoDL(Rented):
         return Known(Balance(amount=yuan / rate))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Power on, with a GPU if there is one left."""
+        """Power on, with a GPU if one is free."""
         return await self._act(id, "power_on", payload="gpu")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Power off; fifteen days later AutoDL releases what is still off."""
+        """Power off. AutoDL releases an instance that stays off for fifteen days."""
         return await self._act(id, "power_off")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Release. Raises Conflict unless the instance is off: AutoDL would refuse, or not."""
+        """Release an instance. Raises Conflict unless it is off, since AutoDL might release a running one."""
         if not is_safe_id(id):
             return Known(None)
         try:
@@ -294,7 +292,7 @@ class AutoDL(Rented):
         return await self.client.ask("POST", "/api/v1/dev/wallet/balance", _Envelope[_Wallet], body={}, safe=True)
 
     async def _ask_about(self, id: str, what: str, shape: type[D]) -> Answer[D]:  # noqa: A002
-        """Return a GET about one instance. The id goes into the query: a JSON body, as documented, is not read."""
+        """Send a GET about one instance. The id goes into the query: AutoDL ignores the documented JSON body."""
         return await self.client.ask("GET", f"{_PRO}/{what}", shape, params={"instance_uuid": id})
 
     async def _act(self, id: str, verb: str, **more: str) -> Answer[None]:  # noqa: A002
@@ -331,10 +329,10 @@ class AutoDL(Rented):
         known = [spec for name, spec in SPECS.items() if asked == spec or gpu_matches(asked, (name,))]
         if len(known) > 1:
             raise BadRequest(
-                f"{asked!r} matches more than one kind of AutoDL's: {', '.join(known)}", "Name one of them."
+                f"{asked!r} matches more than one GPU type of AutoDL: {', '.join(known)}", "Name one of them."
             )
         if not known and not is_safe_id(asked):
-            raise BadRequest(f"AutoDL has no GPU called {asked!r} here", f"Known are: {', '.join(SPECS)}.")
+            raise BadRequest(f"AutoDL has no GPU called {asked!r}", f"Known GPUs: {', '.join(SPECS)}.")
         return known[0] if known else asked
 
 

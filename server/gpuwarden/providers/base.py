@@ -1,13 +1,14 @@
-"""The provider protocol. A reply of an unexpected shape is `Unknown`, never "nothing there".
+"""The provider protocol. A reply of an unexpected shape is `Unknown`; it never means that an instance does not exist.
 
-A provider's module offers `create(profile, state, clock)`, annotated with the class that it returns. It names in
-`ACCOUNT_KEYS` the variables with its account's key, and declares in `SHELL_GUARD` (`core.shell_guard`) how its own
-tools end machines; the guard of an agent's shell reads it there.
+A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
+environment variables with the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the platform's own
+tools that end machines, which the guard of an agent's shell checks.
 
-Refusals raise (`AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest`, `NotSupported`). A refused create may have
-rented a machine all the same, so two looks by token decide. A refusal raised inside `core.errors.nothing_sent`, before
-anything was ordered, is certain: where a search finds no capacity, the caller can ask elsewhere at once.
-A lost or unreadable reply is an `Unknown` answer: it may have been done, so the caller checks before it retries.
+Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
+have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
+inside `core.errors.nothing_sent` needs no such check: no order was sent, and the caller can try another platform at
+once. A lost or unreadable reply is an `Unknown` answer: the request may have taken effect, so the caller checks before
+it retries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
-"""Shorter strings are not keys, and would match everywhere."""
+"""Minimum length of a key. Shorter strings are not keys, and would match everywhere."""
 
 
 class Provider(Protocol):
@@ -38,14 +39,14 @@ class Provider(Protocol):
     name: str
     profile: Profile
     settle_s: float
-    """Seconds after which a second look that agrees with the first counts."""
+    """Minimum seconds between two polls that confirm each other."""
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the account's key in use. Raises AuthFailed where there is none."""
+        """Return a salted digest of the account's key in use. Raises AuthFailed if no key is set."""
         ...
 
     async def account_id(self) -> Answer[str]:
-        """Name the account of the key in use. Raises NotSupported where the platform's API names none."""
+        """Return the account of the key in use. Raises NotSupported if the platform's API names none."""
         ...
 
     async def check(self) -> list[Finding]:
@@ -53,7 +54,7 @@ class Provider(Protocol):
         ...
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price now."""
+        """Return the current price."""
         ...
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
@@ -61,12 +62,13 @@ class Provider(Protocol):
         ...
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every instance that carries `token`. An empty tuple counts only after a second look."""
+        """Return every instance that carries `token`. An empty tuple counts only if a second poll confirms it."""
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance; None when look-up and list agree that it does not exist, which counts after a second
-        look.
+        """Return one instance, or None if look-up and list agree that it does not exist.
+
+        None counts only if a second poll confirms it.
         """
         ...
 
@@ -75,37 +77,37 @@ class Provider(Protocol):
         ...
 
     async def balance(self) -> Answer[Balance]:
-        """Return the account's balance. Raises NotSupported where the platform's API reports none."""
+        """Return the account's balance. Raises NotSupported if the platform's API reports none."""
         ...
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped instance again, where the platform can."""
+        """Start a stopped instance again, if the platform supports it."""
         ...
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop. Known means the provider accepted the request, not that the meter stopped."""
+        """Request a stop. Known means that the platform accepted the request, not that billing stopped."""
         ...
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end. Idempotent: an instance that is gone already is Known."""
+        """Request termination. Idempotent: an instance that is already gone is Known."""
         ...
 
 
 @runtime_checkable
 class Bidder(Protocol):
-    """A provider whose interruptible instances are bid for, and whose bids can be raised."""
+    """A provider of interruptible instances that are rented by bid, and whose bids can be raised."""
 
     async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
-        """Bid again for an outbid instance, if a bid that wins costs at most `most` dollars an hour, its disk included.
+        """Raise the bid of an outbid instance, if a winning bid costs at most `most` dollars an hour, disk included.
 
-        Nothing is sent where the present bid wins, or where none that wins is within `most`.
+        Sends nothing if the current bid wins, or if no winning bid is within `most`.
         """
         ...
 
 
 @runtime_checkable
 class Wishing(Protocol):
-    """A provider that takes wishes about its machines, such as `image` and `region`, as options of a job."""
+    """A provider that accepts preferences about its machines, such as `image` and `region`, as options of a job."""
 
     wishes: frozenset[str]
 
@@ -115,9 +117,9 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 
 @contextmanager
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
-    """Let `get` compare an instance that it does not find with a list that was read a moment ago; None for a new one.
+    """Let `get` confirm a missing instance with a recently read list; None makes it request a new list.
 
-    A platform that took back a thousand machines would otherwise be asked for its list a thousand times.
+    Without this, a platform that reclaimed a thousand machines would be asked for its list a thousand times.
     """
     token = _LIST.set(listed)
     try:
@@ -127,13 +129,13 @@ def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
 
 
 def known_list() -> Known[tuple[Instance, ...]] | None:
-    """Return the list that `get` may rely on now; None where it has to ask for one."""
+    """Return the list that `get` may use; None if it has to request one."""
     return _LIST.get()
 
 
 def _key_variables(module: Any, name: str) -> Iterator[str]:
     if set(module.SHELL_GUARD.key_variables) != set(module.ACCOUNT_KEYS):
-        yield "key_variables of SHELL_GUARD are other ones than ACCOUNT_KEYS"
+        yield "key_variables of SHELL_GUARD differ from ACCOUNT_KEYS"
 
 
 PROVIDERS: Final = Registry(
@@ -155,28 +157,28 @@ def provider_names() -> list[str]:
 
 
 def account_keys() -> frozenset[str]:
-    """Return the variables with an account's key, of every provider. None goes to a machine."""
+    """Return the environment variables with account keys of all providers. They are never sent to a machine."""
     names: list[tuple[str, ...]] = [module.ACCOUNT_KEYS for _, module in PROVIDERS.usable()]
     return frozenset(word for keys in names for key in keys for word in (key, f"{key}_FILE"))
 
 
 def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's account keys by their source: a variable, or a file that one names."""
+    """Return this process's account keys by their source: an environment variable, or the file that it names."""
     found = {}
     for name in account_keys():
-        found[name] = given = env.get(name, "").strip()  # somebody may have put the key where the file name belongs
+        found[name] = given = env.get(name, "").strip()  # a user may put the key itself here
         if name.endswith("_FILE") and given:
             found[f"the file of {name}"] = text_of_key_file(given)
     return {where: value for where, value in found.items() if len(value) >= LEAST_KEY}
 
 
 def keyed(name: str, env: Mapping[str, str]) -> bool:
-    """Whether the user has given the key of a provider's account."""
+    """Return whether the user has set the key of a provider's account."""
     keys: tuple[str, ...] = PROVIDERS.load(name).ACCOUNT_KEYS
     return any(env.get(word) for key in keys for word in (key, f"{key}_FILE"))
 
 
 def load_provider(name: str, profile: Profile, state: Path, clock: Clock) -> Provider:
-    """The provider called `name` for one profile; `state` is the folder it may keep files in."""
+    """Return the provider called `name` for one profile. It may keep files in the folder `state`."""
     provider: Provider = PROVIDERS.make(name, profile, state, clock)
     return provider

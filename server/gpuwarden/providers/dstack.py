@@ -1,17 +1,17 @@
-"""Provider `dstack`: the meter of a dstack project. Nothing is rented before a job runs: its run gets a machine.
+"""Provider `dstack`: the runs of a dstack project. No machine is rented before a job runs: its run gets one.
 
 | variable | meaning |
 |---|---|
 | `DSTACK_SERVER_URL` | the address of the dstack server, https or loopback; default http://127.0.0.1:3000 |
 | `DSTACK_TOKEN`, `DSTACK_TOKEN_FILE` | the token of a user who is a member of the project |
 
-`create` reserves: it notes the token and the checked price in a file, asks for a plan, and costs nothing. From the
-launch on, the run with the token in a tag is observed. A run that has ended may leave its machine idle for a while,
-which bills; so the end counts once the fleet has no machine of that run any more. Where gpuwarden has a provider and a
-key for the cloud under dstack, that cloud is asked as well, by its own id of the machine: dstack's word alone is not
-proof.
+`create` makes a reservation: it requests a plan, writes the token and the checked price to a file, and costs nothing.
+From the launch on, the state of the instance is that of the run with the token in a tag. A run that has ended may leave
+an idle machine that is still billed, so the instance counts as gone only if the fleet has no machine of that run any
+more. If gpuwarden has a provider and a key for the cloud behind dstack, that cloud must confirm it, by its own id of
+the machine.
 
-The list shows the project's other runs too, the machines of its fleets, and its gateways: all of them bill.
+The list includes the project's other runs, the machines of its fleets, and its gateways: all of them are billed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ SHELL_GUARD: Final = ShellGuard(
     key_variables=ACCOUNT_KEYS,
 )
 DIRECT: Final = {"runpod": ("runpod", "runpod"), "vastai": ("vastai", "vastai"), "lambda": ("lambda", "lambda_cloud")}
-"""By dstack's name of a cloud: the profile and the provider here that can be asked about its machines directly."""
+"""By dstack's name of a cloud: the profile and the provider that can query its machines directly."""
 SKEW_S: Final = 86_400.0
-"""How far the server's clock may be behind: runs older than a reservation by more are not looked through for it."""
+"""Allowed lag of the server's clock in seconds: runs older than the reservation by more are not searched for it."""
 _AVAILABLE: Final = frozenset({"available", "idle", "unknown"})
 _THERE: Final = frozenset({"pending", "provisioning", "idle", "busy", "terminating"})
 
@@ -71,7 +71,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> DstackProvider:
 
 
 class DstackProvider(ReservingProvider):
-    """Reservations, and the runs that fill them."""
+    """The provider of reservations and the runs that use them."""
 
     name = "dstack"
 
@@ -89,7 +89,7 @@ class DstackProvider(ReservingProvider):
         return self._server.digest(salt)
 
     async def account_id(self) -> Answer[str]:
-        """Return the token's user, at the server's address."""
+        """Return the token's user and the server's address."""
         try:
             return Known(f"{await self._server.user()} at {self._server.url}")
         except WardenError as error:
@@ -98,19 +98,19 @@ class DstackProvider(ReservingProvider):
             return Unknown(error.message)
 
     async def check(self) -> list[Finding]:
-        """Return whether the server lets the token into the project, and the project can start a run."""
+        """Return a finding if the token has no access to the project, or if the project can't start runs."""
         try:
             fleets = await self._server.fleets(self._project)
         except WardenError as error:
             return [Finding.of(error, rule="dstack")]
         if fleets:
             return []
-        message = f"the project {self._project} has no fleet, and dstack starts runs in fleets only"
+        message = f"the project {self._project} has no fleet, but dstack starts runs in fleets only"
         fix = "Create one: `dstack apply -f fleet.dstack.yml`, with `nodes: 0..N` so that it costs nothing by itself."
         return [Finding(rule="dstack", severity=Severity.ERROR, message=message, fix=steps(fix))]
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the first offer that dstack would try. Raises NoCapacity where there is none."""
+        """Return the price of the first offer that dstack would try. Raises NoCapacity if there is none."""
         try:
             plan = await self._server.plan(self._project, machine_of(resources, "gw-quote"))
         except WardenError as error:
@@ -120,7 +120,7 @@ class DstackProvider(ReservingProvider):
         offers = [o for job in plan.job_plans[:1] for o in job.offers if o.availability in _AVAILABLE]
         if not offers:
             raise NoCapacity(
-                f"the project {self._project} has no offer for that", "Look at `dstack offer`, and at its backends."
+                f"the project {self._project} has no offer for the request", "Check `dstack offer` and its backends."
             )
         first = offers[0]
         where = line(f"{first.backend} {first.region} {first.instance.name}", 120)
@@ -135,11 +135,11 @@ class DstackProvider(ReservingProvider):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Reserve. Nothing runs and nothing bills yet."""
+        """Make a reservation. No run exists and no cost arises yet."""
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
-                    "runs of dstack have no disk to rent",
+                    "dstack runs have no disk to rent",
                     "Declare an output on a bucket, /hub/buckets/OWNER/NAME/FOLDER.",
                 )
             price = await self.quote(resources)
@@ -152,9 +152,9 @@ class DstackProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's run; gone with its cost, or None, when nothing of it is left."""
+        """Return the machine of a reservation's run. If it is gone, return it with its cost, or None."""
         try:
-            at = self._read(id).get("at")  # of a reservation that another machine made, every page is read
+            at = self._read(id).get("at")  # without a date, as for another machine's, every page is read
             since = at - SKEW_S if at else None
             runs = [
                 r for r in await self._server.runs(self._project, active=False, since=since) if r.tags.get(LEASE) == id
@@ -177,16 +177,16 @@ class DstackProvider(ReservingProvider):
         return Known(gone.model_copy(update={"meter": False, "cost_usd": cost}))
 
     async def _left(self, id: str, run: Run) -> Answer[Instance | None]:  # noqa: A002
-        """Return what an ended run left: its machine in the fleet, or what the cloud itself still has of it."""
+        """Return the machine that an ended run left in the fleet or at the cloud itself, or None."""
         machine = run.machine
         if machine is None:
             return Known(None)
-        began = epoch(run.submitted_at) or 0.0  # an older machine is the fleet's, and bills on without the run
+        began = epoch(run.submitted_at) or 0.0  # an older machine belongs to the fleet, not to the run
         for fleet in await self._server.fleets(self._project):
             for one in fleet.instances:
                 made = (epoch(one.created) or began) >= began
                 if one.status in _THERE and one.hostname == machine.hostname and made:
-                    why = f"the run has ended, and its machine {one.name} is {one.status} in the fleet {fleet.name}"
+                    why = f"the run has ended, but its machine {one.name} is {one.status} in the fleet {fleet.name}"
                     return Known(self._view(id, run, InstanceState.TERMINATING, line(why, 200)))
         if machine.backend not in DIRECT or not keyed(DIRECT[machine.backend][1], self._env):
             return Known(None)
@@ -194,14 +194,14 @@ class DstackProvider(ReservingProvider):
         cloud = load_provider(name, load_profile(profile), self._state / name, self._clock)
         answer = await cloud.get(machine.instance_id)
         if isinstance(answer, Unknown):
-            return Unknown(f"dstack says that it ended, and {profile} itself does not say so: {answer.why}")
+            return Unknown(f"dstack reports that it ended, but {profile} does not confirm it: {answer.why}")
         if answer.value is None or answer.value.state is InstanceState.GONE:
             return Known(None)
-        why = f"dstack says that the run has ended, and {profile} still has its machine {machine.instance_id}"
+        why = f"dstack reports that the run has ended, but {profile} still has its machine {machine.instance_id}"
         return Known(self._view(id, run, InstanceState.TERMINATING, line(why, 200)))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every reservation that is not over, every other active run, idle machines of fleets, and gateways."""
+        """Return every active reservation, every other active run, idle machines of fleets, and gateways."""
         try:
             active = await self._server.runs(self._project, active=True)
             fleets = await self._server.fleets(self._project)
@@ -232,13 +232,13 @@ class DstackProvider(ReservingProvider):
                 why=f"machine {where}: {one.status}",
             )
         for gateway in gateways:
-            why = f"a gateway of dstack: {line(gateway.name, 60)} is {line(gateway.status, 20)}; it bills by itself"
+            why = f"the dstack gateway {line(gateway.name, 60)} is {line(gateway.status, 20)}; it bills without a run"
             found[gateway.id] = Instance(id=gateway.id, state=InstanceState.RUNNING, why=why)
         return Known(tuple(found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: dstack spends the money of other accounts."""
-        raise NotSupported("dstack has no balance", "Look at the clouds that its backends rent from.")
+        """Raise NotSupported: dstack spends from the accounts of its backends."""
+        raise NotSupported("dstack has no balance", "See the consoles of the clouds that its backends use.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: an ended run can't be started again."""
@@ -246,10 +246,10 @@ class DstackProvider(ReservingProvider):
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
         """Raise NotSupported: a run can't be stopped and resumed."""
-        raise NotSupported("a run of dstack can't be stopped and resumed", "Use terminate, which ends the run.")
+        raise NotSupported("a dstack run can't be stopped and resumed", "Use terminate, which ends the run.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """End the run and give the reservation back. Only runs with the reservation's tag are named."""
+        """Stop the run and end the reservation. Only runs with the reservation's tag are stopped."""
         try:
             for run in await self._server.runs(self._project, active=True):
                 if run.tags.get(LEASE) == id:

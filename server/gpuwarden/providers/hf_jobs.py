@@ -1,10 +1,10 @@
-"""Provider `hf_jobs`: the meter of Hugging Face Jobs. Nothing is rented before a job runs: the job is the instance.
+"""Provider `hf_jobs`: Hugging Face Jobs. No machine is rented in advance: the job is the instance.
 
-`create` reserves: it notes the token in a file, asks for the price, and costs nothing. From the launch on, the job with
-the token in a label is observed, and when it has ended the instance is gone. A reservation that was terminated without
-a launch is gone too.
+`create` makes a reservation: it writes the token to a file, requests the price, and costs nothing. From the launch on,
+the state of the instance is that of the job with the token in a label; when the job ends, the instance is gone. A
+reservation that was terminated without a launch is gone too.
 
-The list shows the account's other jobs too, and its scheduled jobs: those start jobs by themselves, and spend.
+The list includes the account's other jobs, and its scheduled jobs, which start jobs and spend by themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
     return HfJobsProvider(profile, state, clock)
 
 
-ACCOUNT_KEYS: Final = ()  # jobs get the Hub's token as well: they read and push with it
+ACCOUNT_KEYS: Final = ()  # jobs also get the Hub token: they read and push with it
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "hf": (
@@ -63,7 +63,7 @@ SHELL_GUARD: Final = ShellGuard(
 
 
 class HfJobsProvider(ReservingProvider):
-    """Reservations, and the jobs that fill them."""
+    """The provider of reservations and the jobs that use them."""
 
     name = "hf_jobs"
 
@@ -75,7 +75,7 @@ class HfJobsProvider(ReservingProvider):
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the Hub's token in use."""
+        """Return a salted digest of the Hub token in use."""
         config = self._config or HubConfig.from_env()
         return salted(salt, self.name, config.endpoint, config.token or "")
 
@@ -85,7 +85,7 @@ class HfJobsProvider(ReservingProvider):
             return Known(await jobs.namespace(hub))
 
     async def check(self) -> list[Finding]:
-        """Return whether the Hub knows the token."""
+        """Return a finding if the Hub does not accept the token."""
         try:
             async with self._hub() as hub:
                 await jobs.namespace(hub)
@@ -94,14 +94,14 @@ class HfJobsProvider(ReservingProvider):
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the flavor that is asked for."""
+        """Return the price of the requested flavor."""
         async with self._hub() as hub:
             known = await jobs.prices(hub)
         flavor = jobs.flavor_of(resources.gpu, resources.gpu_count, known)
         return Known(jobs.quote(self.profile.id, flavor, known, self._clock.now()))
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Reserve. Nothing runs and nothing bills yet."""
+        """Make a reservation. No job runs and no cost arises yet."""
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
@@ -115,9 +115,7 @@ class HfJobsProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the job of a reservation; None when it ended, or when there was none and the reservation was given
-        back.
-        """
+        """Return the job of a reservation; None if it ended, or if the reservation ended without a job."""
         try:
             async with self._hub() as hub:
                 found = await jobs.listed(hub, await self._owner(hub, id), {jobs.LEASE: id})
@@ -131,9 +129,9 @@ class HfJobsProvider(ReservingProvider):
         return Known(self._reserved(id))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every reservation that is not over, every other job that runs, and every scheduled job.
+        """Return every active reservation, every other running job, and every scheduled job.
 
-        An organization that the account has left is passed over once nothing is reserved there.
+        An organization that the account has left is skipped, unless it has an active reservation.
         """
         running, planned = [], []
         try:
@@ -156,7 +154,7 @@ class HfJobsProvider(ReservingProvider):
         found: dict[str, Instance] = {}
         live = {jobs.labels_of(job).get(jobs.LEASE, ""): job for job in running}
         for token in self._tokens():
-            if (job := live.get(token)) is not None:  # only what has no job now is asked for by itself
+            if (job := live.get(token)) is not None:  # only tokens without a running job need their own request
                 found[token] = self._instance(token, job, self._read(token).get("usd"), token=token)
                 continue
             if self._read(token).get("ended"):
@@ -179,7 +177,7 @@ class HfJobsProvider(ReservingProvider):
         return str(self._read(token).get("namespace") or await jobs.namespace(hub))
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: the API reports none."""
+        """Raise NotSupported: the API reports no balance."""
         raise NotSupported("the Hub's API reports no balance", "See huggingface.co/settings/billing.")
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
@@ -191,7 +189,7 @@ class HfJobsProvider(ReservingProvider):
         raise NotSupported("Hugging Face Jobs has no stop", "Use terminate, which cancels the job.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Cancel the job, and give the reservation back."""
+        """Cancel the job and end the reservation."""
         try:
             async with self._hub() as hub:
                 owner = await self._owner(hub, id)
@@ -228,7 +226,7 @@ class HfJobsProvider(ReservingProvider):
 
 
 def _planned(one: Mapping[str, Any], prices: Mapping[str, float]) -> Instance:
-    """Return a scheduled job: nobody knows whether one of its jobs runs just now, so that it counts as billing."""
+    """Return a scheduled job as an instance. Unless suspended, it counts as billing: one of its jobs may run."""
     paused = one.get("suspend") is True
     schedule, status = line(str(one.get("schedule")), 60), one.get("status")
     at = line(str(status.get("nextJobRunAt")), 40) if isinstance(status, dict) else "unknown"

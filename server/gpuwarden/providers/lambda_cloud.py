@@ -3,11 +3,11 @@
 | variable | meaning |
 |---|---|
 | `LAMBDA_API_KEY`, `LAMBDA_API_KEY_FILE` | the account's key; Lambda has no narrower one |
-| `LAMBDA_SSH_KEY_NAME` | which of the account's SSH keys goes into new instances; default the one that is yours |
-| `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default the one named gpuwarden |
+| `LAMBDA_SSH_KEY_NAME` | the account's SSH key for new instances; default: the one that matches yours |
+| `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default: the one named gpuwarden |
 
-The API has neither stop nor price cap, bill or balance; a cap is compared with the price of the instance type before.
-The account is the one that the audit log names as the owner.
+The API has no stop, price cap, bill or balance. A cap is compared with the price of the instance type before the
+launch. The account is the owner that the audit log names.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Kinds(ResponseModel):
 
 
 class _InstanceId(ResponseModel):
-    """The least that has to be readable of a row: without its name it might carry any token."""
+    """The fields that even an invalid row must have: without its name, it might carry any token."""
 
     id: Ident
     name: str
@@ -178,7 +178,7 @@ class LambdaCloud(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return an instance can be launched only with an SSH key of the account."""
+        """Return a finding if the account has no usable SSH key: a launch needs one."""
         try:
             await self._key_name()
         except BadRequest as refusal:
@@ -186,7 +186,7 @@ class LambdaCloud(Rented):
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the one owner that the first page of the audit log names."""
+        """Return the owner that the first page of the audit log names; Unknown unless there is exactly one."""
         answer = await self.client.ask("GET", f"{_V1}/audit-events", _Audit)
         if isinstance(answer, Unknown):
             return answer
@@ -236,7 +236,7 @@ class LambdaCloud(Rented):
             return answer
         ids = answer.value.data.instance_ids
         if len(ids) != 1:
-            return Unknown(f"Lambda was asked for one instance and named {len(ids)}")
+            return Unknown(f"Lambda was asked for one instance but named {len(ids)}")
         return Known(
             Instance(
                 id=ids[0],
@@ -254,7 +254,7 @@ class LambdaCloud(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value.data))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance that is not gone. Lambda answers in one page."""
+        """Return every instance that is not gone. Lambda's list has one page."""
         answer = await self.client.ask("GET", f"{_V1}/instances", _Many)
         if isinstance(answer, Unknown):
             return answer
@@ -265,15 +265,15 @@ class LambdaCloud(Rented):
         return Known(tuple(self._view(i) for i in rows if i.id not in gone))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Lambda can't do that."""
+        """Raise NotSupported: Lambda has no such operation."""
         raise NotSupported("Lambda can't start an instance again", "Launch another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Lambda can't do that."""
-        raise NotSupported("Lambda has no stop", "terminate is what ends an instance there; its disk goes with it.")
+        """Raise NotSupported: Lambda has no such operation."""
+        raise NotSupported("Lambda has no stop", "Use terminate, which also deletes the instance's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end. Known only when the reply names the instance."""
+        """Request termination. Known only if the reply names the instance."""
         if not is_safe_id(id):
             return Known(None)
         body = {"instance_ids": [id]}
@@ -284,13 +284,13 @@ class LambdaCloud(Rented):
         if isinstance(answer, Unknown):
             return answer
         if id not in {i.id for i in answer.value.data.terminated_instances}:
-            return Unknown(f"Lambda took the request and did not name {id} among the terminated instances")
+            return Unknown(f"Lambda accepted the request but did not name {id} among the terminated instances")
         return Known(None)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
     async def _offer(self, resources: Resources) -> Answer[tuple[_Type, str]]:
-        """Return the cheapest type with stock, and a region that has it. Raises BadRequest or NoCapacity."""
+        """Return the cheapest type in stock, and a region that has it. Raises BadRequest or NoCapacity."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         home = await self._filesystem_region() if resources.durable_storage else Known(None)
         if isinstance(home, Unknown):
@@ -320,13 +320,13 @@ class LambdaCloud(Rented):
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
-            where = f" in {home.value}, where the filesystem is" if home.value else ""
+            where = f" in {home.value}, the region of the filesystem" if home.value else ""
             where += f" in {line(wish, 40)}" if (wish := self.wished(resources, "region")) else ""
             raise NoCapacity(f"Lambda has no {resources.gpu_count} x {asked}{limit} free{where}", "Try later.")
         return Known(min(fitting, key=lambda f: (_price(f[0]) is None, _price(f[0]) or 0.0, f[0].name, f[1])))
 
     async def _key_name(self) -> Answer[str]:
-        """Return the name of the one SSH key that a launch takes. Raises BadRequest where it is not clear which."""
+        """Return the name of the one SSH key for a launch. Raises BadRequest if no key is known to fit."""
         answer = await self.client.ask("GET", f"{_V1}/ssh-keys", _Keys)
         if isinstance(answer, Unknown):
             return answer
@@ -339,7 +339,7 @@ class LambdaCloud(Rented):
                 fitting = [keys[0].name]
         if not fitting:
             raise BadRequest(
-                "none of the SSH keys of the Lambda account is known to be yours, so no instance could be reached",
+                "no SSH key of the Lambda account is known to be yours, so no instance would be reachable",
                 "Add your public key to the account, or name one of its keys in LAMBDA_SSH_KEY_NAME.",
             )
         return Known(fitting[0])
@@ -348,9 +348,9 @@ class LambdaCloud(Rented):
         return self.env.get("LAMBDA_FILESYSTEM") or DURABLE_NAME
 
     async def _filesystem_region(self) -> Answer[str | None]:
-        """Return the region of the durable filesystem. Raises BadRequest unless it would be mounted as promised."""
+        """Return the region of the durable filesystem. Raises BadRequest unless it is mounted at the profile's path."""
         wanted, tier = self._filesystem_name(), self.durable_tier()
-        assert tier is not None  # refuse_unsold saw it
+        assert tier is not None  # checked by refuse_unsold
         answer = await self.client.ask("GET", f"{_V1}/file-systems", _Filesystems)
         if isinstance(answer, Unknown):
             return answer
@@ -358,7 +358,7 @@ class LambdaCloud(Rented):
         if len(found) != 1 or found[0].mount_point != tier.path:
             at = f", mounted at {found[0].mount_point}" if len(found) == 1 else ""
             raise BadRequest(
-                f"Lambda has {len(found)} filesystems called {wanted!r}{at}; durable storage is one at {tier.path}",
+                f"Lambda has {len(found)} filesystems called {wanted!r}{at}; durable storage needs one at {tier.path}",
                 f"Create one called {DURABLE_NAME}; it bills until it is deleted.",
             )
         return Known(found[0].region.name)
@@ -369,7 +369,7 @@ class LambdaCloud(Rented):
         state, meter = STATES[i.status]
         why = f"status {i.status}"
         if i.status == "unhealthy":
-            why += "; it bills on"
+            why += "; it is still billed"
         return Instance(
             id=i.id,
             token=self.token_in(i.name),

@@ -4,16 +4,16 @@
 |---|---|
 | `PAPERSPACE_API_KEY`, `PAPERSPACE_API_KEY_FILE` | a key of the team |
 | `PAPERSPACE_TEMPLATE` | id of the template of new machines; default: the newest ML-in-a-Box for the machine type |
-| `PAPERSPACE_REGION` | region of new machines; needed |
-| `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | ids of a private network and of a startup script, where wanted |
+| `PAPERSPACE_REGION` | region of new machines; required |
+| `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | optional ids of a private network and of a startup script |
 
-New Linux machines accept the SSH keys of the account. The API has no price list and no balance: a price is known of
-machines that exist, so a quote takes it from one of the same type in the team, a price cap can't be enforced, and the
-end of the balance can't be predicted. A machine has to be off before it can be deleted. A deadline becomes its
-auto-shutdown, which cuts hard; without one the auto-shutdown is turned off.
+New Linux machines accept the SSH keys of the account. The API has no price list and no balance. Only existing machines
+have a price, so a quote takes it from one of the same type in the team, a price cap can't be enforced, and the end of
+the balance can't be predicted. A machine must be off before it can be deleted. A deadline becomes the machine's
+auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
 
-The description names the unit of neither rate. Paperspace's older API had an hourly rate for usage and a monthly one
-for storage; no disk in the price list costs a dollar an hour or less than one a month.
+The API description gives no unit for either rate. Paperspace's older API had an hourly rate for usage and a monthly one
+for storage; no disk in the price list costs a dollar an hour or more, or less than a dollar a month.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""The description shows a machine; the service has been seen to wrap it with the event that changes it."""
+"""The API description returns a machine; the service sometimes wraps it together with the event that changes it."""
 
 
 class _Team(ResponseModel):
@@ -122,7 +122,7 @@ class _Session(ResponseModel):
 
 
 class _Deleted(ResponseModel):
-    """Whatever object comes with a deletion, unless it is an error."""
+    """The reply to a deletion: any object that is not an error."""
 
     code: None = None
     message: None = None
@@ -156,18 +156,18 @@ class Paperspace(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return findings on settings that are required for renting."""
+        """Return findings on settings that renting requires."""
         if self.env.get("PAPERSPACE_REGION"):
             return []
-        return [self.finding(Severity.ERROR, "PAPERSPACE_REGION is not set, and a machine needs it", "Set it.")]
+        return [self.finding(Severity.ERROR, "PAPERSPACE_REGION is not set, but a machine needs a region", "Set it.")]
 
     async def ask_account(self) -> Answer[str]:
-        """Return the team of the key."""
+        """Return the id of the key's team."""
         answer = await self.client.ask("GET", "/auth/session", _Session)
         return answer if isinstance(answer, Unknown) else Known(answer.value.team.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the team's machines of this type; None where it has none. Raises NoCapacity."""
+        """Return the highest price of the team's machines of this type; None if it has none. Raises NoCapacity."""
         kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
@@ -183,11 +183,11 @@ class Paperspace(Rented):
             ]
         )
         dearest = max(same, key=lambda m: m.usageRate or 0.0, default=None)
-        source = "Paperspace, which has no price list in its API"
+        source = "Paperspace (its API has no price list)"
         note = f"{kind}; see the price list at paperspace.com/pricing"
         if dearest is not None:
-            source = "Paperspace, of a machine of the same type in this team"
-            note = f"{kind}, as machine {dearest.id}"
+            source = "Paperspace, from a machine of the same type in this team"
+            note = f"{kind}, like machine {dearest.id}"
         return Known(
             Quote(
                 platform=self.profile.id,
@@ -212,7 +212,7 @@ class Paperspace(Rented):
             return answer
         made = answer.value.data if isinstance(answer.value, _Wrapped) else answer.value
         seen = self._view(made).model_copy(update={"token": token})
-        if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply is as old as the request
+        if seen.state not in {_S.BOOTING, _S.RUNNING}:  # the reply shows the state before the request
             seen = seen.model_copy(update={"state": _S.BOOTING, "meter": None})
         return Known(seen)
 
@@ -231,15 +231,15 @@ class Paperspace(Rented):
         return Known(tuple(self._view(m) for m in answer.value))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a machine that is off; a dynamic address changes then."""
+        """Start a machine that is off; a dynamic address changes."""
         return await self._patch(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a power off; storage and addresses bill on."""
+        """Request a power-off; storage and addresses are still billed."""
         return await self._patch(id, "stop")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Delete. Raises Conflict unless the machine is off."""
+        """Delete a machine. Raises Conflict unless it is off."""
         if not is_safe_id(id):
             return Known(None)
         before = await self.get(id)
@@ -249,7 +249,7 @@ class Paperspace(Rented):
             return Known(None)
         if before.value.state not in {_S.STOPPED, _S.FAILED}:
             raise Conflict(
-                f"machine {id} is {before.value.state}; Paperspace deletes only ones that are off", "Stop it."
+                f"machine {id} is {before.value.state}, but Paperspace deletes only machines that are off", "Stop it."
             )
         try:
             answer = await self.client.ask("DELETE", f"/machines/{id}", _Deleted, empty=True)
@@ -264,7 +264,7 @@ class Paperspace(Rented):
         return answer if isinstance(answer, Unknown) else Known(tuple({m.id: m for m in answer.value}.values()))
 
     async def _pages(self, path: str, shape: type[_Page[D]]) -> Answer[tuple[D, ...]]:
-        """Return the items of all pages; a list whose cursor leads nowhere is Unknown."""
+        """Return the items of all pages; Unknown if a cursor is missing or repeats."""
         found: tuple[D, ...] = ()
         params: dict[str, str | int] = {"limit": PAGE}
         seen: set[str] = set()
@@ -283,7 +283,7 @@ class Paperspace(Rented):
         return Unknown(f"Paperspace's list of {path} does not end")
 
     async def _template(self, kind: str) -> Answer[str]:
-        """Return the template of a new machine. Raises BadRequest for one that does not fit the machine type."""
+        """Return the template id for a new machine. Raises BadRequest if the template does not fit the machine type."""
         given = self.env.get("PAPERSPACE_TEMPLATE")
         templates: list[_Template] = []
         for path in ("/os-templates", *(("/custom-templates",) if given else ())):
@@ -293,12 +293,12 @@ class Paperspace(Rented):
             templates += [] if isinstance(answer, Unknown) else readable(answer.value, _Template)
         fitting = sorted((t for t in templates if t.fits(kind)), key=lambda t: (epoch(t.dtCreated), t.id))
         usual = [t for t in fitting if USUAL_TEMPLATE in t.name.casefold()]
-        ways = ", ".join(f"{t.id} ({t.name})" for t in reversed(fitting[-8:])) or "none that is listed"
+        ways = ", ".join(f"{t.id} ({t.name})" for t in reversed(fitting[-8:])) or "none in the list"
         if given and any(t.id == given for t in templates) and all(t.id != given for t in fitting):
-            raise BadRequest(f"the template {given} is not for Paperspace's {kind}", f"For it are: {ways}.")
+            raise BadRequest(f"the template {given} does not fit Paperspace's {kind}", f"Templates that fit: {ways}.")
         if not given and not usual:
             raise BadRequest(
-                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; for it are: {ways}."
+                f"Paperspace lists no ML-in-a-Box for {kind}", f"Set PAPERSPACE_TEMPLATE; templates that fit: {ways}."
             )
         return Known(given or usual[-1].id)
 
@@ -312,22 +312,22 @@ class Paperspace(Rented):
         asked = self.refuse_unsold(resources)
         kind = next((m for m in MACHINES if gpu_matches(asked, (m,))), asked)
         if not is_safe_id(kind):
-            raise BadRequest(f"Paperspace has no machine type {asked!r}", f"Known are: {', '.join(MACHINES)}.")
+            raise BadRequest(f"Paperspace has no machine type {asked!r}", f"Known types: {', '.join(MACHINES)}.")
         return kind if resources.gpu_count == 1 else f"{kind}x{resources.gpu_count}"
 
     def _order(self, label: str, resources: Resources) -> dict[str, object]:
         kind = self._machine_type(resources)
         if resources.max_price_usd_per_hour is not None:
             raise NotSupported(
-                "Paperspace has no price list in its API, so a price cap can't be enforced",
-                "Leave the price cap out; the job's own cost cap still bounds it.",
+                "Paperspace's API has no price list, so a price cap can't be enforced",
+                "Omit the price cap; the job's own cost cap still applies.",
             )
         if not (region := self.wished(resources, "region", "PAPERSPACE_REGION")):
-            raise BadRequest("PAPERSPACE_REGION must be set to rent from Paperspace", do(Action.DOCTOR))
+            raise BadRequest("PAPERSPACE_REGION is not set, and Paperspace needs a region", do(Action.DOCTOR))
         disk_gb = resources.disk_gb or DISKS_GB[1]
         sizes = [size for size in DISKS_GB if size >= disk_gb]
         if not sizes:
-            raise BadRequest(f"Paperspace's largest disk has {DISKS_GB[-1]} GB; {disk_gb} were asked for")
+            raise BadRequest(f"Paperspace's largest disk has {DISKS_GB[-1]} GB; the request needs {disk_gb} GB")
         order: dict[str, object] = {
             "name": label,
             "machineType": kind,
@@ -337,9 +337,9 @@ class Paperspace(Rented):
             "startOnCreate": True,
             "autoShutdownEnabled": False,
         }
-        # Paperspace's own shutdown at the deadline, in whole hours rounded up; off where its longest ends earlier. No
-        # time is promised for it: no source reports that it acted on a machine. The fields are those of DigitalOcean's
-        # documentation; descriptions by others name them differently.
+        # Paperspace's own shutdown at the deadline, in whole hours rounded up; disabled if its maximum is shorter than
+        # the deadline. gpuwarden promises no shutdown time: no source confirms that the shutdown works. The fields are
+        # those of DigitalOcean's documentation; other descriptions name them differently.
         if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
             order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}
         for field, name in (("networkId", "PAPERSPACE_NETWORK"), ("startupScriptId", "PAPERSPACE_STARTUP_SCRIPT")):
@@ -365,13 +365,13 @@ class Paperspace(Rented):
 
 
 def _usd_per_hour(m: _Machine) -> float | None:
-    """Return what a running machine costs, its disk included; None where its usage rate is not known."""
+    """Return the hourly price of a running machine, disk included; None if its usage rate is unknown."""
     usage = positive_price(m.usageRate)
     return None if usage is None else usage + (_storage_usd_per_hour(m) or 0.0)
 
 
 def _storage_usd_per_hour(m: _Machine) -> float | None:
-    """Return what the disk costs whether the machine is on or off; a rate from one dollar up is a month's."""
+    """Return the hourly price of the disk, on or off. A rate of one dollar or more is monthly."""
     rate = positive_price(m.storageRate)
     return rate / HOURS_A_MONTH if rate is not None and rate >= 1 else rate
 

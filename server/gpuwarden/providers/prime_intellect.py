@@ -3,12 +3,12 @@
 | variable | meaning |
 |---|---|
 | `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: Instances read and write, the rest read |
-| `PRIME_TEAM_ID` | the team that new Pods belong to and whose wallet pays, where it is not the user's own |
-| `PRIME_IMAGE` | the image of new Pods, where the provider has it |
+| `PRIME_TEAM_ID` | the team that owns new Pods and pays for them; default: the user's own account |
+| `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
-A price cap is part of the order itself; a quote includes what disk, vCPUs and memory cost beyond the offer's own.
-Prepaid offers are skipped: money paid ahead is not a meter. Pods can't be stopped; one that is stopped nevertheless
-bills its full price unless the Pod names another one.
+The price cap is part of the order itself; a quote includes the price of disk, vCPUs and memory beyond those of the
+offer. Prepaid offers are skipped, since money paid in advance can't be metered. gpuwarden can't stop Pods; a Pod that
+is stopped is billed at its full price unless it names another one.
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ class _Teams(ResponseModel):
 
 
 class _Deleted(ResponseModel):
-    """Whatever object comes with a deletion, unless it is an error."""
+    """The reply to a deletion: any object that is not an error."""
 
     error: None = None
     detail: None = None
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map refusals. A path that does not exist answers "Not Found" and no more; an absent Pod, a longer sentence."""
+    """Map refusals. An unknown path returns just "Not Found"; a missing Pod, a longer sentence."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect does not have it: {said}")
     if reply.status in {400, 409, 422} and re.search(
@@ -158,7 +158,7 @@ class PrimeIntellect(Rented):
     max_name = 64
 
     async def check_account(self) -> Findings:
-        """Return True: a Pod accepts only a key of the account."""
+        """Return findings on the account's SSH keys, since a Pod accepts no others, and on the team."""
         try:
             await self._key_id()
         except BadRequest as refusal:
@@ -168,8 +168,8 @@ class PrimeIntellect(Rented):
         teams = await self.client.ask("GET", "/user/teams", _Teams, params={"limit": PAGE})
         if isinstance(teams, Unknown) or team in {t.teamId for t in readable(teams.value.data, _Team)}:
             return []
-        message = "the key's user is in no team of Prime Intellect with the id that PRIME_TEAM_ID has"
-        return [self.finding(Severity.ERROR, message, "Set it to a team of yours, or leave it out.")]
+        message = "the key's user belongs to no Prime Intellect team with the id in PRIME_TEAM_ID"
+        return [self.finding(Severity.ERROR, message, "Set it to one of your teams, or unset it.")]
 
     async def ask_account(self) -> Answer[str]:
         """Return the id of the key's user."""
@@ -177,7 +177,7 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the cheapest offer that fits."""
+        """Return the price of the cheapest offer that fits."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -233,7 +233,7 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one Pod."""
+        """Return one Pod. Its status UNKNOWN makes the answer Unknown."""
         answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
@@ -242,7 +242,7 @@ class PrimeIntellect(Rented):
         return Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, page by page; fewer than the total that comes with them is Unknown."""
+        """Return every Pod that is not gone, page by page; Unknown if there are fewer than the reported total."""
         found: dict[str, _Pod | _PodId] = {}
         read = 0
         for _ in range(MAX_PAGES):
@@ -263,22 +263,22 @@ class PrimeIntellect(Rented):
         return Unknown("Prime Intellect's list of Pods does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return the balance of the wallet that pays: the team's where one is set, else the user's."""
+        """Return the balance of the paying wallet: the team's if one is set, else the user's."""
         team = self.env.get("PRIME_TEAM_ID")
         params: dict[str, str | int] = {"limit": 1, **({"teamId": team} if team else {})}
         answer = await self.client.ask("GET", "/billing/wallet", _Wallet, params=params)
         return answer if isinstance(answer, Unknown) else Known(Balance(amount=answer.value.balance_usd))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Prime Intellect can't do that."""
+        """Raise NotSupported: Prime Intellect has no such operation."""
         raise NotSupported("Prime Intellect can't start a Pod again", "Rent another one.")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Raise NotSupported: Prime Intellect can't do that."""
-        raise NotSupported("Prime Intellect has no stop", "terminate is what ends a Pod there; its disk goes with it.")
+        """Raise NotSupported: Prime Intellect has no such operation."""
+        raise NotSupported("Prime Intellect has no stop", "Use terminate, which also deletes the Pod's disk.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end."""
+        """Request termination."""
         if not is_safe_id(id):
             return Known(None)
         try:
@@ -340,7 +340,9 @@ class PrimeIntellect(Rented):
         return Known(tuple(found))
 
     async def _key_id(self) -> Answer[str | None]:
-        """Return the account's SSH key that is ours, or its primary one. Raises BadRequest where there is none."""
+        """Return the id of the account's SSH key that is ours, or of its primary key. Raises BadRequest if neither
+        exists.
+        """
         answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer
@@ -350,7 +352,7 @@ class PrimeIntellect(Rented):
             found = [k.id for k in keys if k.isPrimary]
         if not found:
             raise BadRequest(
-                "none of the SSH keys of the Prime Intellect account is known to be yours, so no Pod could be reached",
+                "no SSH key of the Prime Intellect account is known to be yours, so no Pod would be reachable",
                 "Add your public key to the account.",
             )
         return Known(found[0])
@@ -364,7 +366,7 @@ class PrimeIntellect(Rented):
             why += f", installation {pod.installationStatus}"
         failed = state is _S.RUNNING and pod.installationFailure
         if state is _S.STOPPED and pod.stoppedPriceHr is None:
-            meter, why = True, f"{why}; it names no price for being stopped, so the full one is billed"
+            meter, why = True, f"{why}; it has no price for the stopped state, so the full price is billed"
         return Instance(
             id=pod.id,
             token=self.token_in(pod.name),
@@ -378,7 +380,7 @@ class PrimeIntellect(Rented):
         )
 
     def _where(self, pod: _Pod) -> Place | None:
-        """Return the address, once the image is installed."""
+        """Return the address if the image is installed."""
         if pod.installationStatus not in {None, "FINISHED", "ACTIVE", "COMPLETED"}:
             return None
         address = (
@@ -390,7 +392,7 @@ class PrimeIntellect(Rented):
         return self.place(pod.id, match[2], int(match[3]) if match[3] else None, match[1])
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone Pod with its bill, or None where the history does not have it yet."""
+        """Return a gone Pod with its bill, or None if the history does not have it yet."""
         try:
             for page in range(HISTORY_PAGES):
                 params: dict[str, str | int] = {
@@ -410,7 +412,7 @@ class PrimeIntellect(Rented):
                             state=_S.GONE,
                             meter=False,
                             cost_usd=past.totalBilledPrice,
-                            why="Prime Intellect has only its bill",
+                            why="Prime Intellect lists only its bill",
                         )
         except WardenError:
             return None

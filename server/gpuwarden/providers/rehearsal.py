@@ -1,4 +1,4 @@
-"""Provider `rehearsal`: rents instances of a simulated cloud on this machine that follows a given profile."""
+"""Provider `rehearsal`: instances of a simulated cloud on this machine that follows a given profile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpuwarden.providers._rented import agreed_gone
 if TYPE_CHECKING:
     from gpuwarden.rehearsal.cloud import Cloud
 
-ACCOUNT_KEYS: Final = ()  # simulated money needs none
-SHELL_GUARD: Final = ShellGuard()  # its machines are processes here, and no command line ends them
+ACCOUNT_KEYS: Final = ()  # simulated money needs no key
+SHELL_GUARD: Final = ShellGuard()  # its machines are local processes, and no command-line tool ends them
 
 
 class RehearsalProvider:
@@ -28,7 +28,7 @@ class RehearsalProvider:
 
     name = "rehearsal"
     wishes = frozenset({"image", "region"})
-    """A simulated machine has neither; a job with them can be rehearsed all the same."""
+    """A simulated machine has neither; they are accepted so that a job with them can be rehearsed."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -36,15 +36,15 @@ class RehearsalProvider:
         self.settle_s = cloud.settings.settle_s
 
     def key_digest(self, salt: str) -> str:
-        """Return a digest of the cloud's own mark: another folder is another account."""
+        """Return a digest of the cloud's nonce: each folder counts as a separate account."""
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
-        """Raise NotSupported: there is none besides the mark."""
+        """Raise NotSupported: a simulated cloud has no account besides its nonce."""
         raise NotSupported("a simulated cloud names no account")
 
     async def check(self) -> list[Finding]:
-        """Return nothing: a simulated account can't have problems."""
+        """Return an empty list: a simulated account can't have problems."""
         return []
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
@@ -52,7 +52,7 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.quote, resources)
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance. Not idempotent: look with `find` before asking again."""
+        """Rent an instance. Not idempotent: call `find` before a retry."""
         return await to_thread.run_sync(self.cloud.create, resources, token)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -60,7 +60,7 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance; a gone one with its final bill, None for one that vanished."""
+        """Return one instance: with its final bill if it is gone, None if it vanished."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
@@ -80,17 +80,17 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.start, id)
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop."""
+        """Request a stop."""
         return await to_thread.run_sync(self.cloud.stop, id)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end."""
+        """Request termination."""
         return await to_thread.run_sync(self.cloud.terminate, id)
 
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
     """Return the provider for one profile; the cloud's files in `state/<profile id>` are kept."""
-    # A supervisor process uses this machine's time; with any other clock changes happen on the next look.
-    from gpuwarden.rehearsal.cloud import Cloud  # every look at the providers' keys loads this file
+    # A supervisor process uses this machine's time; with any other clock, changes happen on the next poll.
+    from gpuwarden.rehearsal.cloud import Cloud  # this file is loaded whenever the providers' keys are read
 
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

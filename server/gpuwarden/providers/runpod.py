@@ -4,14 +4,14 @@
 |---|---|
 | `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, the rest read |
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
-| `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default the one named gpuwarden |
-| `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, other people's machines |
+| `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: the one named gpuwarden |
+| `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
 
-The balance, the account's id and a date at which a Pod is stopped are parts of the older GraphQL API only, for which
-the key needs another scope, and which ends early in 2027. Without it a Pod is created through REST v2, with no date.
-A reply of GraphQL does not say whether the account is invoiced.
+Only the older GraphQL API offers the balance, the account's id and a stop date for a Pod. It needs another scope of the
+key and ends early in 2027. Pods are created through REST v2, without a stop date. GraphQL does not report whether the
+account is invoiced.
 
-The API has no price cap and no interruptible Pods; a cap is compared with the list price before.
+The API has no price cap and no interruptible Pods; a cap is compared with the list price before a Pod is created.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Pods(ResponseModel):
 
 
 class _PodName(ResponseModel):
-    """The least that an odd row must show, so that it hides no Pod."""
+    """The fields that even an invalid row must have, so that it hides no Pod."""
 
     id: Ident
     name: str
@@ -118,7 +118,7 @@ class _Price(ResponseModel):
     community: float = 0.0
 
     def of(self, cloud: Cloud) -> float:
-        """Return the figure of one cloud."""
+        """Return the value for one cloud."""
         return self.secure if cloud == "SECURE" else self.community
 
 
@@ -169,7 +169,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A reply of GraphQL: an error in it invalidates the rest, whatever the status is."""
+    """A reply of GraphQL. An error in it invalidates the rest, regardless of the status."""
 
     data: _Account
     errors: None = None
@@ -193,7 +193,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map refusals; *not found* counts only as the API's own problem document."""
+    """Map refusals. *Not found* counts only in the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404
@@ -225,15 +225,15 @@ class RunPod(Rented):
         self.graph = ApiClient(self.api, clock, self.env)
         self.graph.url = self.client.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
-        """The SSH address that a Pod had before it was stopped from here: its first reply after a start repeats it."""
+        """The SSH address of a Pod before this process stopped it: the first reply after a start repeats it."""
 
     async def check_account(self) -> Findings:
-        """Return a Pod lets nobody in without a public key."""
+        """Return an error finding if no public SSH key exists: a Pod without one is unreachable."""
         if self.ssh_key() is not None:
             return []
         answer = await self.client.ask("GET", "/account/ssh-keys", _Keys)
         if isinstance(answer, Known) and not answer.value.keys:
-            message = "no public SSH key was found, neither here nor in the RunPod account: no Pod could be reached"
+            message = "neither this machine nor the RunPod account has a public SSH key, so no Pod would be reachable"
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
@@ -243,7 +243,7 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(answer.value.data.myself.id)
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the list price of the cheapest kind in stock."""
+        """Return the list price of the cheapest GPU type in stock."""
         answer = await self._offer(resources)
         if isinstance(answer, Unknown):
             return answer
@@ -255,7 +255,7 @@ class RunPod(Rented):
                 price_usd_per_hour=_price(kind, resources, cloud),
                 source="RunPod catalog, list price",
                 at=self.clock.now(),
-                note=f"{resources.gpu_count} x {kind.id}{where}; the volume disk bills besides",
+                note=f"{resources.gpu_count} x {kind.id}{where}; the volume disk is billed in addition",
             )
         )
 
@@ -272,7 +272,7 @@ class RunPod(Rented):
             region = self.wished(resources, "region")
             if volume.value is not None and region not in {"", volume.value.dataCenter}:
                 raise BadRequest(
-                    f"the network volume is in {volume.value.dataCenter}, and {line(region, 40)} was asked for",
+                    f"the network volume is in {volume.value.dataCenter}, but the region is {line(region, 40)}",
                     do(Action.LEAVE_OUT_ARGUMENT, name="options"),
                 )
         order = self._order(label, resources, offer.value, volume.value)
@@ -286,7 +286,7 @@ class RunPod(Rented):
             return answer
         made, cap = self._view(answer.value), resources.max_price_usd_per_hour
         if cap is not None and answer.value.cost > cap:
-            made = made.model_copy(update={"why": f"{made.why}; it costs more than the cap of {usd_per_hour(cap)}"})
+            made = made.model_copy(update={"why": f"{made.why}; its price exceeds the cap of {usd_per_hour(cap)}"})
         return Known(made)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -295,7 +295,7 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every Pod that is not gone, those of clusters too. RunPod answers in one page."""
+        """Return every Pod that is not gone, Pods of clusters included. RunPod's list has one page."""
         answer = await self.client.ask("GET", "/pods", _Pods, params={"includeClusterPods": "true"})
         if isinstance(answer, Unknown):
             return answer
@@ -303,7 +303,7 @@ class RunPod(Rented):
         return rows if isinstance(rows, Unknown) else Known(tuple(i for i in rows.value if i.state is not _S.GONE))
 
     async def balance(self) -> Answer[Balance]:
-        """Return the account's credit, and what everything in the account spends an hour."""
+        """Return the account's credit, and the hourly cost of everything in the account."""
         answer = await self.graph.ask("POST", "/graphql", _Graph, body={"query": BALANCE}, safe=True)
         if isinstance(answer, Unknown):
             return answer
@@ -311,15 +311,15 @@ class RunPod(Rented):
         return Known(Balance(amount=user.clientBalance, per_hour=user.currentSpendPerHr))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped Pod. It may come up without its GPU, which somebody else may have rented."""
+        """Start a stopped Pod. It may boot without its GPU, if another customer has rented it."""
         return await self._act(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop. A locked Pod refuses with Conflict."""
+        """Request a stop. A locked Pod refuses with Conflict."""
         return await self._act(id, "stop")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end of a Pod and its volume disk."""
+        """Request termination of a Pod and its volume disk."""
         if not is_safe_id(id):
             return Known(None)
         try:
@@ -339,7 +339,7 @@ class RunPod(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offer(self, resources: Resources) -> Answer[_GpuType]:
-        """Return the cheapest kind in stock that fits. Raises NoCapacity or BadRequest where there is none."""
+        """Return the cheapest GPU type in stock that fits. Raises NoCapacity or BadRequest if none does."""
         asked, cloud = self.refuse_unsold(resources), self._cloud(resources)
         params: dict[str, str | int] = {
             "include": "AVAILABILITY",
@@ -370,18 +370,18 @@ class RunPod(Rented):
         return Known(min(fitting, key=lambda k: (prices[k.id] is None, prices[k.id] or 0.0, k.id)))
 
     def _cloud(self, resources: Resources) -> Cloud:
-        """Return the cloud to rent in. Raises BadRequest or NotSupported."""
+        """Return the cloud to rent from. Raises BadRequest or NotSupported."""
         cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
         if cloud == "COMMUNITY" and self.wished(resources, "region"):
-            raise NotSupported("RunPod's data centers can be chosen in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
+            raise NotSupported("RunPod offers a choice of data center in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         if cloud == "COMMUNITY" and resources.durable_storage:
             raise NotSupported("RunPod's network volumes exist in its Secure Cloud only", "Unset RUNPOD_CLOUD.")
         return cast("Cloud", cloud)
 
     async def _volume(self) -> Answer[_Volume | None]:
-        """Return the network volume for durable storage. Raises BadRequest where it is not clear which."""
+        """Return the network volume for durable storage. Raises BadRequest if there is not exactly one."""
         wanted = self.env.get("RUNPOD_NETWORK_VOLUME") or DURABLE_NAME
         answer = await self.client.ask("GET", "/network-volumes", _Volumes)
         if isinstance(answer, Unknown):
@@ -389,8 +389,8 @@ class RunPod(Rented):
         found = [v for v in answer.value.networkVolumes if wanted in {v.id, v.name}]
         if len(found) != 1:
             raise BadRequest(
-                f"RunPod has {len(found)} network volumes called {wanted!r}, and durable storage needs one",
-                "Create one of that name, or name one by its id in RUNPOD_NETWORK_VOLUME.",
+                f"RunPod has {len(found)} network volumes called {wanted!r}, but durable storage needs exactly one",
+                "Create one with that name, or set RUNPOD_NETWORK_VOLUME to the id of one.",
             )
         return Known(found[0])
 
@@ -441,9 +441,7 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Return whether the address is the one from before a restart: the port changes, and first replies repeat the
-        old one.
-        """
+        """Return whether the address is from before a restart: the port changes, but first replies repeat it."""
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
             return True
@@ -452,14 +450,14 @@ class RunPod(Rented):
             return True
         ran = self.clock.now() - (epoch(pod.startedAt) or 0.0)
         if runtime.uptime is not None and runtime.uptime > ran + 60:
-            return True  # it counts from a start before this one
+            return True  # the uptime counts from an earlier start
         if self._left.get(pod.id) == (direct.host, direct.port) and ran < self.settle_s:
             return True
         self._left.pop(pod.id, None)
         return False
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone Pod with its bill, or None where RunPod has no bill of it."""
+        """Return a gone Pod with its bill, or None if RunPod has no bill for it."""
         try:
             answer = await self.client.ask("GET", "/billing/pods", _Bill, params={"podId": id, "bucketSize": "hour"})
         except WardenError:
@@ -467,7 +465,7 @@ class RunPod(Rented):
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:
             return None
         cost = answer.value.metadata.totals.totalAmount
-        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
+        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod lists only its bill")
 
 
 def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
@@ -476,7 +474,7 @@ def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:
 
 
 def _meter(state: InstanceState, cost: float) -> bool | None:
-    """Return False only where status and cost both show that compute is off."""
+    """Return False only if status and cost both show that compute is off."""
     if state is _S.GONE:
         return False
     if state is _S.STOPPED:

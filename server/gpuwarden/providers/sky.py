@@ -2,13 +2,14 @@
 
 | variable | meaning |
 |---|---|
-| `GPUWARDEN_SKY_PYTHON` | the interpreter that SkyPilot is installed in; default that of the `sky` on the PATH |
-| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's own: the address of its API server, where `sky api login` wrote none |
+| `GPUWARDEN_SKY_PYTHON` | the interpreter that SkyPilot is installed in; default: that of the `sky` on the PATH |
+| `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's own: the address of its API server, if `sky api login` wrote none |
 | `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's own: the account on a shared API server |
 
-A cluster has our token as its name, and is ours while its hash is that of the first look. SkyPilot's word alone proves
-no end: its list, looked up at the cloud, and its cost report have to agree, and where gpuwarden knows the cloud itself
-and has a key, that cloud's own list too. Every cluster that can stop itself is told to, and none to end itself.
+The name of a cluster contains our token, and the cluster is ours as long as its hash is unchanged. SkyPilot alone can't
+prove that a cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's
+own list if gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown
+for none.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ MANAGED: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "WINDING_DOWN": (_S.RUNNING, True),
     "CANCELLING": (_S.STOPPING, None),
 }
-"""What the state of a managed job says of its machine."""
+"""The state of a machine, and whether it bills, by the state of its managed job."""
 WITNESSES: Final = {
     "lambda": "lambda",
     "paperspace": "paperspace",
@@ -74,8 +75,8 @@ WITNESSES: Final = {
     "runpod": "runpod",
     "vast": "vastai",
 }
-"""The platform that gpuwarden can ask itself, by SkyPilot's name of the cloud."""
-CONTROLLER: Final = "SkyPilot's own controller machine: it bills until somebody ends it with `sky down`"
+"""The platform that gpuwarden can query directly, by SkyPilot's name of the cloud."""
+CONTROLLER: Final = "SkyPilot's own controller machine: it is billed until you end it with `sky down`"
 
 ACCOUNT_KEYS: Final = ("SKYPILOT_SERVICE_ACCOUNT_TOKEN",)
 SHELL_GUARD: Final = ShellGuard(
@@ -109,7 +110,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyProvider:
 
 
 class SkyProvider:
-    """The clusters of one infrastructure. The profile's id names it, such as `sky/aws`."""
+    """The provider of the clusters of one infrastructure. The profile's id names it, such as `sky/aws`."""
 
     name = "sky"
 
@@ -124,7 +125,7 @@ class SkyProvider:
     # ------------------------------------------------------------------------------------------------- the account
 
     def key_digest(self, salt: str) -> str:
-        """Return a salted digest of the server and the account in use, as far as this machine has them."""
+        """Return a salted digest of the server and the account in use, as configured on this machine."""
         words = (self._env.get(name, "") for name in ("SKYPILOT_API_SERVER_ENDPOINT", *ACCOUNT_KEYS, "HOME"))
         return salted(salt, self.name, *words)
 
@@ -134,7 +135,7 @@ class SkyProvider:
         return Known(f"{info.user} at {info.url}")
 
     async def check(self) -> list[Finding]:
-        """Return whether the API server answers and may use this infrastructure, and which controllers bill."""
+        """Return findings on the API server, its access to this infrastructure, and controllers that are billed."""
         try:
             info = await self._sky.ask(Info, "info")
             listed = await self._sky.ask(Clusters, "clusters", names=None, fresh=False)
@@ -153,21 +154,21 @@ class SkyProvider:
                     rule="sky",
                     severity=Severity.ERROR,
                     message=said,
-                    fix=steps("Run `sky check` where the API server runs."),
+                    fix=steps("Run `sky check` on the machine of the API server."),
                 )
             )
         return found
 
     async def balance(self) -> Answer[Balance]:
-        """Raise NotSupported: SkyPilot knows no account's money."""
-        raise NotSupported("SkyPilot knows no account's balance", "See the console of the cloud behind it.")
+        """Raise NotSupported: SkyPilot has no account balance."""
+        raise NotSupported("SkyPilot reports no account balance", "See the console of the cloud behind it.")
 
     # ------------------------------------------------------------------------------------------------------- renting
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the cheapest offer in the catalog, after a dry run of the launch."""
+        """Return the price of the cheapest offer in the catalog, from a dry run of the launch."""
         plan = await self._sky.ask(Plan, "quote", task=task(self.infra, resources), name=f"{PREFIX}quote")
-        switch = "stops itself when it is forgotten" if plan.stops else "can't be stopped, and does not end itself"
+        switch = "stops itself by autostop" if plan.stops else "can't be stopped, and does not end itself"
         return Known(
             Quote(
                 platform=self.profile.id,
@@ -179,17 +180,17 @@ class SkyProvider:
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Launch a cluster of the token's name, or adopt the one that has it. It stops itself where it can."""
+        """Launch a cluster named by the token, or adopt an existing one. It stops itself if its cloud supports that."""
         with nothing_sent():
             name, wanted = cluster_name(token), task(self.infra, resources)
             if resources.durable_storage:
-                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Name an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Name an artifact store.")
             most = resources.max_price_usd_per_hour
             price = await self.quote(resources) if most is not None else None
             asked = price.value.price_usd_per_hour if isinstance(price, Known) else None
             if most is not None and asked is not None and asked > most:
                 raise NotSupported(
-                    f"SkyPilot asks {usd_per_hour(asked)}, more than {usd_per_hour(most)}", "Ask for its price again."
+                    f"SkyPilot's price {usd_per_hour(asked)} exceeds {usd_per_hour(most)}", "Request a new quote."
                 )
         launched = await self._sky.ask(
             Launched,
@@ -202,23 +203,23 @@ class SkyProvider:
         found = await self._of(token)
         if found is not None:
             return Known(found)
-        switch = "stops itself" if launched.idle_minutes else "does not stop itself: its cloud can't do that"
-        return Known(self._booting(token, f"SkyPilot was asked to launch it; it {switch}"))
+        switch = "stops itself" if launched.idle_minutes else "does not stop itself: its cloud does not support that"
+        return Known(self._booting(token, f"launch requested from SkyPilot; it {switch}"))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return the cluster of the token's name, or its launch."""
+        """Return the cluster named by the token, or its pending launch."""
         found = await self._of(token)
         return Known((found,) if found else ())
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one cluster. It is gone where SkyPilot's list, its costs and the cloud's own adapter agree."""
+        """Return one cluster. It is gone if SkyPilot's list, its cost report and the cloud's own provider agree."""
         token = id.removeprefix(PREFIX)
         seen = await self._ask(id)
         if seen.clusters:
             (cluster,) = seen.clusters
             first = self._read(id).get("hash")
             if first not in (None, cluster.hash):
-                return Unknown(f"another cluster has the name {id} now")
+                return Unknown(f"the name {id} now belongs to another cluster")
             return Known(self._instance(cluster))
         if any(request.live for request in seen.requests):
             return Known(self._booting(token, "SkyPilot is launching it"))
@@ -227,7 +228,7 @@ class SkyProvider:
     async def list(self) -> Answer[tuple[Instance, ...]]:
         """Return every cluster of this infrastructure, and SkyPilot's controllers and managed jobs.
 
-        A controller is listed wherever it is, and a managed job that has no machine yet under each infrastructure.
+        Every infrastructure lists all controllers, and all managed jobs without a machine.
         """
         listed = await self._sky.ask(Clusters, "clusters", names=None, fresh=False)
         mine = (c for c in listed.clusters if c.controller or c.cloud == self.infra)
@@ -236,17 +237,17 @@ class SkyProvider:
     # --------------------------------------------------------------------------------------------------------- verbs
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped cluster again, with its switch."""
+        """Start a stopped cluster again, with its autostop."""
         await self._sky.ask(Done, "act", verb="start", cluster=id, idle_minutes=minutes(None))
         return Known(None)
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop. Raises NotSupported where the cloud has none."""
+        """Request a stop. Raises NotSupported if the cloud has none."""
         await self._sky.ask(Done, "act", verb="stop", cluster=id)
         return Known(None)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end."""
+        """Request termination."""
         try:
             await self._sky.ask(Done, "act", verb="down", cluster=id)
         except NotFound:
@@ -259,11 +260,11 @@ class SkyProvider:
         return await self._sky.ask(Clusters, "clusters", names=[name], fresh=True, reach=reach)
 
     async def _managed(self) -> tuple[Instance, ...]:
-        """Return the managed jobs; where SkyPilot can't name them, one line that says so, since they may bill."""
+        """Return the managed jobs, or one UNCLEAR instance if SkyPilot can't list them, since they may be billed."""
         try:
             jobs = (await self._sky.ask(ManagedQueue, "managed")).rows
         except WardenError as error:
-            why = line(f"managed jobs may run and bill, and SkyPilot does not list them: {error.message}", 300)
+            why = line(f"SkyPilot can't list its managed jobs, which may run and bill: {error.message}", 300)
             return (Instance(id="jobs", state=_S.UNCLEAR, why=why),)
         return tuple(_managed_machine(job) for job in jobs if job.cloud in ("", self.infra))
 
@@ -274,14 +275,14 @@ class SkyProvider:
         return self._booting(token, "SkyPilot is launching it") if any(r.live for r in seen.requests) else None
 
     async def _gone(self, ident: str, token: str, why: str) -> Answer[Instance | None]:
-        """Return the end of a cluster that SkyPilot does not list: with its cost, and by a second witness."""
+        """Return the final state of an unlisted cluster, with its cost; Unknown if another source disagrees."""
         kept = self._read(ident)
         costs = await self._sky.ask(list[Cost], "cost", names=[ident])
         ours = [c for c in costs if kept.get("hash") in (None, c.hash)]
         if any(c.live for c in ours):
-            return Unknown(f"SkyPilot does not list {ident}, and its cost report says that it lives")
+            return Unknown(f"SkyPilot does not list {ident}, but its cost report lists it as running")
         if kept.get("hash") and not ours:
-            return Unknown(f"SkyPilot lists {ident} no more, and its cost report does not know it")
+            return Unknown(f"SkyPilot no longer lists {ident}, and its cost report lacks it")
         if doubt := await self._witness(kept):
             return Unknown(doubt)
         if not ours and not why:
@@ -290,7 +291,7 @@ class SkyProvider:
         return Known(Instance(id=ident, token=token, state=_S.GONE, meter=False, cost_usd=paid, why=line(why, 300)))
 
     async def _witness(self, kept: Mapping[str, Any]) -> str:
-        """Return why the cloud's own adapter doubts an end; empty where it agrees, or where there is none to ask."""
+        """Return why the cloud's own provider does not confirm the end; "" if it does or is not available."""
         from gpuwarden.providers.base import keyed, load_provider
 
         platform = WITNESSES.get(self.infra)
@@ -304,9 +305,9 @@ class SkyProvider:
             except WardenError as error:
                 seen = Unknown(error.message)
             if isinstance(seen, Unknown):
-                return f"{profile.title} can't be asked whether {ident} is gone: {seen.why}"
+                return f"{profile.title} can't confirm that {ident} is gone: {seen.why}"
             if seen.value is not None and seen.value.state is not _S.GONE:
-                return f"SkyPilot says that it is gone, and {profile.title} shows {ident}: {seen.value.state}"
+                return f"SkyPilot reports it as gone, but {profile.title} lists {ident} as {seen.value.state}"
         return ""
 
     def _instance(self, cluster: Cluster) -> Instance:
@@ -315,7 +316,7 @@ class SkyProvider:
             state = _S.UNCLEAR
         token = token_of(cluster.name)
         if token and not self._read(cluster.name).get("ids"):
-            # What tells it from another cluster of its name: its hash, and its machines' own ids.
+            # Its hash and its machines' ids distinguish it from another cluster with the same name.
             private_folder(self._state)
             kept = {"hash": cluster.hash, **self._read(cluster.name), "ids": cluster.ids}
             write_private(self._state / f"{cluster.name}.json", json.dumps(kept))
@@ -333,7 +334,7 @@ class SkyProvider:
             meter=meter,
             price_usd_per_hour=positive_price(cluster.usd),
             created_at=cluster.launched_at,
-            why=line("it will end itself, with everything on it; " * ends + why, 300),
+            why=line("it will end itself and delete its disk; " * ends + why, 300),
         )
 
     def _booting(self, token: str, why: str) -> Instance:
@@ -347,10 +348,10 @@ class SkyProvider:
 
 
 def _managed_machine(job: ManagedJob) -> Instance:
-    """Return the machine of a managed job, which gpuwarden did not rent and never ends."""
+    """Return the machine of a managed job. gpuwarden did not rent it and never ends it."""
     state, meter = MANAGED.get(job.status, (_S.UNCLEAR, None))
     why = (
         f"SkyPilot's managed job {line(job.name, 80)}, {line(job.status, 20)}, recovered {job.recoveries} times: "
-        f"it bills until it ends, and rents its machine again where that is taken; `sky jobs cancel {job.id}` ends it"
+        f"it bills until it ends, and rents a new machine if it loses its own; `sky jobs cancel {job.id}` ends it"
     )
     return Instance(id=f"jobs/{job.id}", state=state, meter=meter, created_at=job.submitted_at, why=why)

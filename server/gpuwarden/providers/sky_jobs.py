@@ -1,11 +1,13 @@
-"""Provider `sky_jobs`: the meter of SkyPilot's managed jobs. Nothing is rented before a job runs.
+"""Provider `sky_jobs`: SkyPilot's managed jobs. No machine is rented before a job runs.
 
-Its variables are those of the provider `sky`. `create` reserves: it notes the token and the price in a file, dry-runs a
-launch, and costs nothing. From the launch on, the managed job with the reservation's name is observed.
+Its environment variables are those of the provider `sky`. `create` makes a reservation: it writes the token and the
+price to a file, dry-runs a launch, and costs nothing. From the launch on, the state of the instance is that of the
+managed job with the reservation's name.
 
-A job's end is no proof that its machine is gone: the controller sets the state first and ends the machine after it. So
-the end counts once the controller has nothing more to do for the job and SkyPilot's cost report, where it knows the
-machine, agrees. What a controller that failed left behind is unknown, and counts as billing.
+The end of a job does not prove that its machine is gone: the controller sets the state first and ends the machine
+afterwards. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
+if it lists the machine, agrees. If the controller failed, the state of the machine is unknown, and it counts as
+billing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from gpuwarden.remote.sky.rows import Clusters, Cost, Done, ManagedJob, ManagedQ
 
 SHELL_GUARD: Final = ShellGuard(ends={"sky": ("jobs cancel",)}, servers=("skypilot", "sky"), key_variables=ACCOUNT_KEYS)
 CONTROLLER: Final = (
-    "the jobs controller bills besides: a machine that the first managed job starts and that idles on after the last, "
+    "the jobs controller is billed in addition: the first managed job starts its machine, which idles after the last, "
     "unless SkyPilot's API server is the controller itself (jobs.controller.consolidation_mode)"
 )
 
@@ -42,7 +44,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyJobsProvider:
 
 
 class SkyJobsProvider(ReservingProvider, SkyProvider):
-    """Reservations, and the managed jobs that fill them. Account, price and check are those of SkyPilot's clusters."""
+    """The provider of reservations and their managed jobs. Account, price and check are those of clusters."""
 
     name = "sky_jobs"
 
@@ -50,12 +52,12 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         SkyProvider.__init__(self, profile, state, clock, env)
 
     async def check(self) -> list[Finding]:
-        """Return whether the API server answers and may use this infrastructure, and that a controller bills."""
+        """Return findings on the API server and its access to this infrastructure, and that a controller is billed."""
         found = await super().check()
         return [*found, Finding(rule="sky", severity=Severity.INFO, message=CONTROLLER)]
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the price of the cheapest offer in the catalog, after a dry run of a launch."""
+        """Return the price of the cheapest offer in the catalog, from a dry run of a launch."""
         found = await super().quote(resources)
         if isinstance(found, Unknown):
             return found
@@ -65,25 +67,25 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Reserve. Nothing runs and nothing bills yet."""
+        """Make a reservation. No job runs and no cost arises yet."""
         with nothing_sent():
             task(self.infra, resources)
             cluster_name(token)
             if resources.durable_storage:
-                raise NotSupported("SkyPilot's volumes are not rented by gpuwarden", "Name an artifact store.")
+                raise NotSupported("gpuwarden does not rent SkyPilot's volumes", "Name an artifact store.")
             price = await self.quote(resources)
             usd = price.value.price_usd_per_hour if isinstance(price, Known) else None
             most = resources.max_price_usd_per_hour
             if most is not None and usd is not None and usd > most:
                 raise NotSupported(
-                    f"SkyPilot asks {usd_per_hour(usd)}, more than {usd_per_hour(most)}", "Ask for its price again."
+                    f"SkyPilot's price {usd_per_hour(usd)} exceeds the cap {usd_per_hour(most)}", "Request a new quote."
                 )
         if not self._has(token):
             self._write(token, {"at": self._clock.now(), "usd": usd, "platform": self.profile.id, "ended": False})
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the machine of a reservation's job; gone with its cost, or None, when nothing of it is left."""
+        """Return the machine of a reservation's job. If it is gone, return it with its cost, or None."""
         try:
             queue = await self._queue(run_name(id))
             ours = [job for job in queue.rows if named(job.name)[0] == run_name(id)]
@@ -96,23 +98,23 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
                 why = "SkyPilot is submitting its managed job"
                 return Known(self._reserved(id).model_copy(update={"meter": None, "why": why}))
             if not ours and (number := self._read(id).get("job")):
-                return Unknown(f"SkyPilot does not list its managed job {number} any more")
+                return Unknown(f"SkyPilot no longer lists its managed job {number}")
             return await self._ended(id, ours)
         except WardenError as error:
             return Unknown(error.message)
 
     async def _ended(self, id: str, ours: list[ManagedJob]) -> Answer[Instance | None]:  # noqa: A002
-        """Return the end of jobs that the controller is done with; without a job, the reservation or its end."""
+        """Return the final state of jobs that the controller has finished; without a job, the reservation or None."""
         if not ours:
             waits = self._has(id) and not self._read(id).get("ended")
             return Known(self._reserved(id) if waits else None)
         names = [job.cluster for job in ours if job.cluster]
         costs = await self._sky.ask(list[Cost], "cost", names=names) if names else []
         if live := next((cost.name for cost in costs if cost.live), ""):
-            return Unknown(f"SkyPilot is done with the managed job, and its cost report says that {live} lives")
+            return Unknown(f"SkyPilot has finished with the managed job, but its cost report lists {live} as running")
         failed = next((job for job in ours if job.status == "FAILED_CONTROLLER" and not costs), None)
         if failed is not None:
-            why = "SkyPilot's controller failed, and nobody says whether its machine is gone: look at the cloud itself"
+            why = "SkyPilot's controller failed, and its machine may still be running: check the cloud's console"
             return Known(self._view(id, failed).model_copy(update={"meter": None, "why": why}))
         paid = sum(cost.usd for cost in costs if cost.usd is not None) or None
         self._note(id, gone=True)
@@ -120,7 +122,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return Known(gone.model_copy(update={"cost_usd": paid}))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every reservation that is not over, every other managed job, and SkyPilot's controllers."""
+        """Return every active reservation, every other managed job, and SkyPilot's controllers."""
         found: dict[str, Instance] = {}
         for token in self._tokens():
             if self._read(token).get("platform") != self.profile.id or self._read(token).get("gone"):
@@ -149,7 +151,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         raise NotSupported("a managed job can't be stopped and resumed", "Use terminate, which cancels it.")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Cancel the job, and give the reservation back. One that is on its way to the controller can't be yet."""
+        """Cancel the job and end the reservation. Unknown if the job is not yet submitted to the controller."""
         try:
             queue = await self._queue(run_name(id))
             ours = [job for job in queue.rows if named(job.name)[0] == run_name(id)]
@@ -161,10 +163,10 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
                 return Unknown(error.message)
             raise
         if any(named(name)[0] == run_name(id) for name in queue.sent):
-            return Unknown("SkyPilot is submitting the managed job, which can't be canceled before it has a number")
+            return Unknown("SkyPilot is submitting the managed job, which can't be canceled before it has an id")
         noted = self._read(id)
         if not ours and noted.get("job") and not noted.get("gone"):
-            return Unknown(f"SkyPilot does not list its managed job {noted['job']} any more, so nothing was canceled")
+            return Unknown(f"SkyPilot no longer lists its managed job {noted['job']}, so no job was canceled")
         self._write(id, noted | {"ended": True})
         return Known(None)
 
@@ -174,7 +176,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return await self._sky.ask(ManagedQueue, "managed", match=stem, finished=True)
 
     def _note(self, id: str, **seen: int | bool) -> None:  # noqa: A002
-        """Remember what was seen of a reservation's job: one that is missing later is not one that never was."""
+        """Record facts about a reservation's job, so that a job missing later differs from one that never existed."""
         noted = self._read(id)
         if noted and noted | seen != noted:
             self._write(id, noted | seen)

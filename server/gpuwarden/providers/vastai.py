@@ -5,9 +5,9 @@
 | `VAST_API_KEY`, `VAST_API_KEY_FILE` | the account's key; it needs instance_write, which covers create and destroy |
 | `VAST_IMAGE` | the container image of new instances |
 
-A price cap goes into the search of offers. A bid is above the offer's least one, so that the next bidder does not take
-the machine at once, and within the cap. A durable volume is created with the instance, on its machine, and exists as
-long as that machine does.
+The price cap limits the search for offers. A bid is within the cap and above the offer's minimum, so that the next
+bidder does not take the machine at once. A durable volume is created together with the instance, on the same machine,
+and exists as long as that machine.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GB: Final = 50
 OFFERS: Final = 3000
 TRIES: Final = 3
-"""The number of offers to try, from the cheapest up, since offers go fast."""
+"""Number of offers to try, from the cheapest up, since offers are taken fast."""
 BILL_DAYS: Final = 60
 HEADROOM: Final = 1.2
-"""A bid is so many times the least one that wins. An hour costs what was bid."""
+"""Ratio of a bid to the minimum that wins. The bid is the hourly price."""
 MOST_BID: Final = 1.5
-"""A quote is for so many times the least bid: after it was outbid, a bid is raised within what was quoted."""
+"""Ratio of a quote to the minimum bid: an outbid instance is bid for again within the quoted price."""
 ON_START: Final = "touch ~/.no_auto_tmux"
-"""Otherwise a login starts tmux, and so would every command."""
+"""Without this file, every login starts tmux, and so would every command."""
 
 
 Contract = Annotated[int, Field(ge=0)]
-"""An instance's id. `_is_id` accepts every one of them: an id that can't be looked up must not count as gone."""
+"""An instance's id. `_is_id` accepts all of them: an id that can't be looked up must not count as gone."""
 
 
 class _Instance(ResponseModel):
@@ -79,7 +79,7 @@ class _Instance(ResponseModel):
 
 
 class _Label(ResponseModel):
-    """The least that an odd row must show, so that it hides no instance."""
+    """The fields that even an invalid row must have, so that it hides no instance."""
 
     id: Contract
     label: str | None
@@ -116,7 +116,7 @@ class _GpuNames(ResponseModel):
 
 
 class _Made(ResponseModel):
-    """A contract that was made, by a request that may have been refused nevertheless."""
+    """A contract that exists, although the request may have been refused."""
 
     success: bool
     new_contract: Contract
@@ -131,7 +131,7 @@ class _Key(ResponseModel):
 
 
 class _User(ResponseModel):
-    """The account. Its prepaid balance is `credit`, which the description lacks; `balance` may be another sum."""
+    """The account. Its prepaid balance is `credit`, which the API description lacks; `balance` may differ."""
 
     balance: float
     credit: float | None = None
@@ -152,7 +152,7 @@ class _Charges(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map Vast's own errors: a bad key may be a 404, and an offer that is gone a 400, 404 or 410."""
+    """Map Vast's own errors: an invalid key may be a 404, and an offer that is gone a 400, 404 or 410."""
     code, text = reply.text("error"), reply.text("msg", "detail")
     if reply.status in {401, 403, 404} and (code == "auth_error" or "invalid user key" in text.casefold()):
         return AuthFailed(
@@ -161,10 +161,10 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if reply.status == 429 and reply.after_s is None:
         threshold = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
         after = float(threshold[1]) if threshold else None
-        return RateLimited(f"Vast.ai was asked too often ({said})", "Wait, then call again.", after)
+        return RateLimited(f"Vast.ai had too many requests ({said})", "Wait, then retry.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
-        hint = "Submit the job again for the offers of that time, or ask for another GPU or platform."
-        return NoCapacity(f"that offer of Vast.ai is gone ({said})", hint)
+        hint = "Submit the job again for the current offers, or choose another GPU or platform."
+        return NoCapacity(f"the offer of Vast.ai is gone ({said})", hint)
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
         return NotFound(f"Vast.ai does not have it: {said}")
     return None
@@ -190,34 +190,37 @@ class Vast(Rented):
         super().__init__(profile, clock, env)
         self._gpu_names: tuple[str, ...] = ()
         self._stopped: set[str] = set()
-        """Instances that were stopped from here; an outbid one looks the same."""
+        """Instances that this process stopped; an outbid one looks the same."""
 
     async def check_account(self) -> Findings:
-        """Return a new instance accepts the key that create passes on, and the keys of the account."""
+        """Return an error finding if neither this machine nor the account has a public SSH key.
+
+        A new instance accepts the key that `create` passes on, and the keys of the account.
+        """
         if self.ssh_key() is not None:
             return []
         answer = await self.client.ask("GET", "/api/v0/ssh/", tuple[_Key, ...])
         if isinstance(answer, Known) and not answer.value:
             message = (
-                "no public SSH key was found, neither here nor in the Vast.ai account: no machine could be reached"
+                "neither this machine nor the Vast.ai account has a public SSH key, so no instance would be reachable"
             )
             return [self.finding(Severity.ERROR, message, "ssh-keygen -t ed25519")]
         return []
 
     async def ask_account(self) -> Answer[str]:
-        """Return the number of the key's user."""
+        """Return the user id of the key."""
         answer = await self.client.ask("GET", "/api/v0/users/current/", _Owner)
         return answer if isinstance(answer, Unknown) else Known(str(answer.value.id))
 
     async def quote(self, resources: Resources) -> Answer[Quote]:
-        """Return the cheapest offer that fits, its disk included."""
+        """Return the price of the cheapest offer that fits, disk included."""
         answer = await self._offers(resources)
         if isinstance(answer, Unknown):
             return answer
         best, price = answer.value[0], _price(answer.value[0], resources)
-        note = f"{best.num_gpus} x {best.gpu_name}; bandwidth bills besides"
+        note = f"{best.num_gpus} x {best.gpu_name}; bandwidth is billed in addition"
         if resources.interruptible and price is not None:
-            note += f"; it bids {usd_per_hour(price)} first, and at most the quoted price once it is outbid"
+            note += f"; the first bid is {usd_per_hour(price)}, raised up to the quoted price if it is outbid"
             price += (best.min_bid or 0.0) * (MOST_BID - HEADROOM)
             cap = resources.max_price_usd_per_hour
             price = price if cap is None else min(price, cap)
@@ -232,7 +235,7 @@ class Vast(Rented):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent the cheapest of the first `TRIES` offers that is still there; each is ordered at most once."""
+        """Rent the cheapest of the first `TRIES` offers that is still available; each is ordered at most once."""
         with nothing_sent():
             label = self.label(token)
             offers = await self._offers(resources)
@@ -243,7 +246,7 @@ class Vast(Rented):
             try:
                 return await self._rent(offer, resources, label, token)
             except NoCapacity:
-                there = await self.find(token)  # a request that was refused may have been carried out
+                there = await self.find(token)  # a refused request may have taken effect
             if isinstance(there, Unknown):
                 return there
             if there.value:
@@ -251,11 +254,11 @@ class Vast(Rented):
         return await self._rent(last, resources, label, token)
 
     def is_id(self, ident: str) -> bool:
-        """Return whether an id is a number: Vast.ai counts its instances."""
+        """Return whether an id is a number, as Vast.ai's instance ids are."""
         return _is_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. `{"instances": null}` is how Vast.ai says that it is gone."""
+        """Return one instance. `{"instances": null}` means that it is gone."""
         answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
         if isinstance(answer, Unknown):
             return answer
@@ -263,7 +266,7 @@ class Vast(Rented):
         return Known(None if found is None else self._view(found))
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance, page by page; fewer than the total that comes with them is Unknown."""
+        """Return every instance, page by page; Unknown if there are fewer than the reported total."""
         found: dict[str, Instance] = {}
         params: dict[str, str | int] = {"limit": 25, "order_by": '[{"col":"id","dir":"asc"}]'}
         seen: set[str] = set()
@@ -287,7 +290,7 @@ class Vast(Rented):
         return Unknown("Vast.ai's list of instances does not end")
 
     async def balance(self) -> Answer[Balance]:
-        """Return the credit of the account. Its reply may contain the key itself, which is not read."""
+        """Return the credit of the account. The key itself, which the reply may contain, is not parsed."""
         answer = await self.client.ask("GET", "/api/v0/users/current/", _User)
         if isinstance(answer, Unknown):
             return answer
@@ -295,18 +298,18 @@ class Vast(Rented):
         return Known(Balance(amount=user.balance if user.credit is None else user.credit))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped instance. It waits for its own GPU, which may be rented to somebody else."""
+        """Start a stopped instance. It waits for its own GPU, which another customer may have rented."""
         self._stopped.discard(id)
         return await self._put(id, "running")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop; the disk bills on."""
+        """Request a stop; the disk is still billed."""
         answer = await self._put(id, "stopped")
         self._stopped.add(id)
         return answer
 
     async def raise_bid(self, id: str, most: float) -> Answer[None]:  # noqa: A002
-        """Bid again for an instance that was outbid, if a bid that wins costs at most `most` dollars an hour."""
+        """Raise the bid of an outbid instance, if a winning bid costs at most `most` dollars an hour."""
         if not _is_id(id):
             raise no_such("Vast.ai", id)
         answer = await self.client.ask("GET", f"/api/v0/instances/{id}/", _One, params={"owner": "me"})
@@ -323,7 +326,7 @@ class Vast(Rented):
         return done if isinstance(done, Unknown) else Known(None)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end. It may have to be sent again: only a look shows whether it worked."""
+        """Request termination. The request may have to be repeated: only the next poll shows whether it worked."""
         if not _is_id(id):
             return Known(None)
         try:
@@ -341,7 +344,7 @@ class Vast(Rented):
         return answer if isinstance(answer, Unknown) else Known(None)
 
     async def _offers(self, resources: Resources) -> Answer[tuple[_Offer, ...]]:
-        """Return the offers that fit, the cheapest first; never none of them. Raises NoCapacity."""
+        """Return at least one offer that fits, the cheapest first. Raises NoCapacity if none fits."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         disk, names = resources.disk_gb or DISK_GB, await self._named(asked)
         query: dict[str, object] = {
@@ -374,7 +377,7 @@ class Vast(Rented):
             and (not resources.durable_storage or (o.avail_vol_ask_id is not None and (o.avail_vol_size or 0) >= disk))
         ]
         if not fitting and len(answer.value.offers) >= OFFERS:
-            return Unknown(f"Vast.ai has more than {OFFERS} offers, and listed only so many of them")
+            return Unknown(f"Vast.ai listed only the first {OFFERS} offers, and none of them fits")
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             raise NoCapacity(f"Vast.ai has no offer of {resources.gpu_count} x {asked}{limit}", "Try later.")
@@ -382,7 +385,7 @@ class Vast(Rented):
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names of a GPU; none where it lists no names. Raises BadRequest for another GPU."""
+        """Return the platform's names of a GPU; empty if it lists no names. Raises BadRequest if it has no such GPU."""
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
             if isinstance(answer, Unknown):
@@ -424,7 +427,7 @@ class Vast(Rented):
                 state=_S.BOOTING if taken else _S.FAILED,
                 price_usd_per_hour=price,
                 created_at=self.clock.now(),
-                why="rented" if taken else "Vast.ai refused the offer or bid and made the contract, whose disk bills",
+                why="rented" if taken else "Vast.ai refused the order but created the contract, whose disk is billed",
             )
         )
 
@@ -448,7 +451,7 @@ class Vast(Rented):
         )
 
     def _where(self, i: _Instance) -> Place | None:
-        """Return the direct address, where there is one; else the slower proxy's."""
+        """Return the direct address if there is one, else that of the slower proxy."""
         try:
             port = int(i.ports["22/tcp"][0]["HostPort"])  # the public port of the container's port 22
         except (KeyError, IndexError, TypeError, ValueError):
@@ -460,7 +463,7 @@ class Vast(Rented):
         return self.place(str(i.id), i.ssh_host, int(proxy)) if i.ssh_host and re.fullmatch(r"\d{1,5}", proxy) else None
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
-        """Return a gone instance with its charges, or None where they are not available."""
+        """Return a gone instance with its charges, or None if they are not available."""
         now = int(self.clock.now())
         days = {"day": {"gte": now - BILL_DAYS * 86400, "lte": now + 86400}, "type": {"in": ["instance"]}}
         params: dict[str, str | int] = {"select_filters": json.dumps(days), "limit": 500}
@@ -479,17 +482,17 @@ class Vast(Rented):
             return None
         if not found:
             return None
-        why = "Vast.ai has only its charges"
+        why = "Vast.ai lists only its charges"
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=total, why=why)
 
 
 def _is_id(ident: str) -> bool:
-    """Return whether an id is a number: Vast.ai counts its instances."""
+    """Return whether an id is a number, as Vast.ai's instance ids are."""
     return re.fullmatch(r"[0-9]{1,18}", ident) is not None
 
 
 def _price(offer: _Offer, resources: Resources) -> float | None:
-    """Return what an hour costs, its disk included."""
+    """Return the hourly price, disk included."""
     if not resources.interruptible:
         return positive_price(offer.dph_total)
     bid = _bid(offer, resources.max_price_usd_per_hour)
@@ -497,7 +500,7 @@ def _price(offer: _Offer, resources: Resources) -> float | None:
 
 
 def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
-    """Return a bid that wins and leaves room, with the disk at most `most` dollars an hour; None: there is none."""
+    """Return a winning bid with headroom, at most `most` dollars an hour with the disk; None if there is none."""
     least = positive_price(row.min_bid)
     if least is None:
         return None
@@ -508,9 +511,9 @@ def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
 
 
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
-    """Return the normalized state for Vast's four fields, and whether compute bills.
+    """Return the normalized state for Vast's four fields, and whether compute is billed.
 
-    `actual_status` is a word of an open set. An instance that was outbid has `stopped` in the other three, as one that
+    `actual_status` is a word of an open set. An outbid instance has `stopped` in the other three fields, like one that
     its user stopped; only a bid can be outbid.
     """
     wanted = i.intended_status == "running"
@@ -522,7 +525,7 @@ def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
         case "stopped" | "exited" if not wanted:
             return _S.STOPPED, None if i.cur_state == "running" else False
         case "stopped" | "exited" if i.cur_state == "running":
-            return _S.FAILED, True  # the container ended by itself, and the contract goes on
+            return _S.FAILED, True  # the container exited by itself; the contract continues
         case "stopped" | "exited":
             return (_S.INTERRUPTED if i.is_bid else _S.BOOTING), None  # outbid, or waiting for its GPU
         case "offline" | "unknown" | "frozen":

@@ -1,15 +1,14 @@
-"""A simulated metered cloud on this machine: the effects of a rented GPU on money, processes and files, carried out for
-real.
+"""A simulated metered cloud on this machine. A rented GPU's effects on processes and files are real; the money is not.
 
-The cloud follows one profile's front matter: its verbs, what survives them, when the meter stops, how an interruption
-comes. Time advances on access: every call first applies the transitions that are due (`tick`), and a supervisor process
-(`supervisor.py`) polls, so that they happen without other callers.
+The cloud follows one profile's front matter: its verbs, the data that survives them, when the meter stops, how an
+interruption happens. Time advances on access: every call first applies the transitions that are due (`tick`), and a
+supervisor process (`supervisor.py`) polls, so that they happen without other callers.
 
-A change is committed by one rename together with its side effects, which are then carried out; the next caller
-completes what a crash left open.
+A change is committed by one rename together with its side effects, which are then carried out; after a crash the next
+caller completes them.
 
-This is not a chroot. `Place.root` is put before the paths that gpuwarden itself uses, but a script that writes to an
-absolute path of this machine, or reads one, really does. Rehearse only what you would run here anyway.
+This is not a chroot. `Place.root` is prepended to the paths that gpuwarden itself uses, but a script that reads or
+writes an absolute path accesses this machine. Rehearse only scripts that you would run here anyway.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Session:
 class Cloud:
     """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
-    `settings` and `faults` replace those in the folder; None keeps them. With `supervise` a cloud that can
-    change by itself has a supervisor process. Without `make` a folder that is not there raises Unreachable.
+    `settings` and `faults` replace those in the folder; None keeps them. With `supervise`, a cloud that can change
+    without a call has a supervisor process. Without `make`, a missing folder raises Unreachable.
     """
 
     def __init__(
@@ -90,20 +89,20 @@ class Cloud:
         self.configure(settings, faults, make=make)
 
     def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
-        """Change settings or faults. New faults are counted from the calls and instances that come after."""
+        """Change settings or faults. New faults count calls and instances from now on."""
         with self.store.lock(make=make):
             old = self.store.config() or Config(profile=self.profile)
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
                 self.store.save(new)
-            if faults is not None or not self.store.begun:  # its mark never changes from now on
+            if faults is not None or not self.store.begun:  # the nonce never changes after this
                 state = self.store.state()
                 state.calls = {}
                 self.store.save(state)
 
     @property
     def nonce(self) -> str:
-        """Return the mark that distinguishes this cloud from every other."""
+        """Return the nonce that distinguishes this cloud from every other."""
         return self.store.state().nonce
 
     @property
@@ -131,7 +130,7 @@ class Cloud:
         return self._call("quote", ask)
 
     def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance labelled `token`. Like real clouds it rents another one when asked again."""
+        """Rent an instance labelled `token`. Like real clouds it rents another one if called again."""
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
@@ -167,7 +166,7 @@ class Cloud:
         return self._call("list", lambda s: tuple(self._listed(s)))
 
     def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. A gone one is answered with its final bill; None for one that vanished or never was."""
+        """Return one instance: a gone one with its final bill, None for one that vanished or never existed."""
 
         def look(s: Session) -> Instance | None:
             record = s.state.records.get(id)
@@ -178,7 +177,7 @@ class Cloud:
         return self._call("get", look)
 
     def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped or interrupted instance, where the platform can."""
+        """Start a stopped or interrupted instance, if the platform supports it."""
 
         def act(s: Session) -> None:
             record = self._known(s, id)
@@ -187,7 +186,7 @@ class Cloud:
             if record.state in {_S.RUNNING, _S.BOOTING}:
                 return
             if record.state not in {_S.STOPPED, _S.INTERRUPTED}:
-                raise Conflict(f"instance {id} is {record.state} and can't be started", "Look at it again later.")
+                raise Conflict(f"instance {id} is {record.state} and can't be started", "Check it again later.")
             s.state.records[id] = s.engine.boot(record, s.now, "started again")
 
         return self._call("start", act)
@@ -205,7 +204,7 @@ class Cloud:
         return self._call("stop", act)
 
     def self_stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Let an instance stop itself with the key that it has for that, where the platform gives it one."""
+        """Let an instance stop itself with its own key, if the platform gives it one."""
 
         def act(s: Session) -> None:
             facts = self.profile.unattended
@@ -218,7 +217,7 @@ class Cloud:
         return self._call("self_stop", act)
 
     def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for the end; what is gone already stays gone."""
+        """Request the end of an instance. No effect on one that is gone."""
 
         def act(s: Session) -> None:
             verbs, record = self.profile.verbs, s.state.records.get(id)
@@ -237,9 +236,9 @@ class Cloud:
     # ------------------------------------------------------------------------------------------- for tests and demos
 
     def tick(self) -> float | None:
-        """Advance time. Return the seconds until the next change that is due; None if nothing can change by itself.
+        """Advance time. Return the seconds until the next due change; None if nothing can change without a call.
 
-        A running job's files can change it at any time too. It is `inf` if nothing else can.
+        A running job's files can also change it at any time. Return `inf` if nothing else can.
         """
         with self._session(counts=False) as s:
             self._tick(s)
@@ -247,14 +246,14 @@ class Cloud:
             return min((self._due(r) - s.now for r in restless), default=None)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
-        """Return an instance's true state, whatever the provider answers. Advances time first. Raises NotFound."""
+        """Return an instance's true state, whatever the provider reports. Advances time first. Raises NotFound."""
         truths = self.truths()
         if id not in truths:
             raise NotFound(f"{self._platform} never had an instance {id!r}")
         return truths[id]
 
     def truths(self) -> dict[str, Truth]:
-        """Return the truth about every instance that ever was."""
+        """Return the true state of every instance that ever existed."""
         with self._session() as s:
             held = processes.held(set(s.state.records))
             found: dict[str, Truth] = {}
@@ -272,7 +271,7 @@ class Cloud:
             return found
 
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
-        """Give an instance a fault that strikes from now on."""
+        """Add a fault to an instance, effective from now on."""
         if fault.call is not None:
             raise BadRequest(f"{fault.kind} belongs to a call; configure it with Faults")
         with self._session() as s:
@@ -289,9 +288,9 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Wrap a backend's submit, which bypasses this cloud: the request may be lost, or the reply.
+        """Wrap a backend's submit, which bypasses this cloud: the request or the reply may be lost.
 
-        Raises Unreachable before the body or after it, BadReply after it. The lock is not held meanwhile.
+        Raises Unreachable before or after the body, BadReply after it. The lock is not held while the body runs.
         """
         with self._session() as s:
             kinds = self._strikes(s, "submit")
@@ -307,7 +306,7 @@ class Cloud:
 
     @property
     def _takes_end_date(self) -> bool:
-        """Return whether the platform can be given an end date, whether or not it acts on that."""
+        """Return whether the platform accepts an end date, even if it does not act on it."""
         return self.profile.unattended is not None and self.profile.unattended.end_date != "none"
 
     @property
@@ -342,9 +341,9 @@ class Cloud:
 
     @contextmanager
     def _session(self, *, counts: bool = True) -> Iterator[Session]:
-        """Lock, advance time, hand out the state, commit its changes and carry them out.
+        """Lock the cloud, advance time, yield the state, commit its changes and carry them out.
 
-        A refusal commits too: the call was counted and time has advanced.
+        A refused call is committed too, because it was counted and time has advanced.
         """
         with self.store.lock():
             state, config = self.store.state(), self.store.config() or Config(profile=self.profile)
@@ -380,7 +379,7 @@ class Cloud:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
     def _tick(self, s: Session, *, hold: bool = True) -> None:
-        """Complete open effects, apply due transitions, carry out their effects. Order: commit, then act."""
+        """Complete open effects, apply due transitions, carry out their effects. Commit before acting."""
         for id, before in list(s.state.records.items()):  # noqa: A001
             record = self._carry_out(before)
             record = s.engine.advance(record, s.now)
@@ -393,14 +392,14 @@ class Cloud:
                 s.state.records[id] = record
                 self.store.save(s.state)
         if hold:
-            # Kill what was started while the machine went down: a machine that is off runs nothing.
+            # Kill processes started while the machine shut down: a machine that is off runs nothing.
             off = {r.id for r in s.state.records.values() if r.state in _OFF}
             for id in processes.held(off):  # noqa: A001
                 processes.kill(id)
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
-        """Return the consequences of the machine's files: a step reached, a job ended, a disk filled."""
+        """Update the record from the machine's files: a step reached, a job ended, a disk filled."""
         if record.state != _S.RUNNING or record.pending:
             return record
         if s.config.settings.keeps_end_dates and record.ends_at is not None and s.now >= record.ends_at:
@@ -452,7 +451,7 @@ class Cloud:
 
     @staticmethod
     def _due(record: Record) -> float:
-        """Return the time of the next change of an instance, as far as it is known; 0 if it waits for a step."""
+        """Return the time of the next known change of an instance; 0 if it waits for a step."""
         if record.pending or any(fault.step is not None for fault in record.faults):
             return 0.0
         return math.inf if record.due is None else record.due
@@ -473,7 +472,7 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """Return the processes that run folders name. On a volume they may be another instance's, so there none are."""
+        """Return the processes named in run folders; none on a volume, where they may be another instance's."""
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
@@ -522,7 +521,7 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            # Reported per hour of the clock, as the bill grows, so that a second look can detect a stopped machine's
+            # Reported per hour of the clock, as the bill grows, so that a second poll can detect a stopped machine's
             # bill.
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),

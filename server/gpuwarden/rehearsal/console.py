@@ -1,14 +1,14 @@
-"""The provider's side of a simulated world, for evaluations and drills: its clouds' raw verbs, their bills, a Hub.
+"""The provider's side of a simulated world, for evaluations and drills: the clouds' raw verbs, their bills, and a Hub.
 
-One JSON object a line in, one a line out. It acts like a provider's own command line, without a gate, and reports the
-true state. It can't reach a real account: it is only given rehearsal clouds.
+It reads and writes one JSON object a line. Like a provider's command line it has no gate, and it reports the true
+state. It can't reach a real account, because it is only given rehearsal clouds.
 
     {"do": "configure", "platform": P, "settings": {...}, "faults": [...]}
     {"do": "create", "platform": P, "label": L, "gpu": G, "interruptible": B, "durable": B}
     {"do": "list" | "quote", "platform": P}
     {"do": "get" | "start" | "stop" | "terminate" | "preempt", "platform": P, "id": I}
-    {"do": "books", "platform": P}             every instance that ever was, and what it cost
-    {"do": "hub", "root": R, "repos": [...]}   serve a Hub; answers the environment that finds it
+    {"do": "books", "platform": P}             every instance that ever existed, and its cost
+    {"do": "hub", "root": R, "repos": [...]}   serve a Hub; returns the environment to reach it
     {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` prints it
     {"do": "halt", "platform": P}              end every process of every instance
 """
@@ -34,7 +34,7 @@ TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (opens nothing but t
 
 
 class Console:
-    """One world. `cloud` gives the rehearsal cloud of a platform's name, `ledger` the server's events so far."""
+    """One world. `cloud` returns the rehearsal cloud of a platform's name, `ledger` the server's events so far."""
 
     def __init__(self, cloud: Callable[[str], Cloud], ledger: Callable[[], list[dict[str, Any]]]) -> None:
         self._cloud = cloud
@@ -42,7 +42,7 @@ class Console:
         self._open = ExitStack()
 
     def serve(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the answer to each line. The Hub, where one was requested, ends with the lines."""
+        """Yield the answer to each line. The Hub, if requested, stops after the last line."""
         with self._open:
             for line in lines:
                 if not line.strip():

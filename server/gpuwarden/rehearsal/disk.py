@@ -2,12 +2,12 @@
 
 ```
 <root>/instances/<id>/fs/         while the machine is on: tiers at their mount paths
-<root>/instances/<id>/fs.off/     the same folder while it is off: nobody can read a machine that is off
+<root>/instances/<id>/fs.off/     the same folder while it is off, so that it can't be read
 <root>/volumes/<tier>/            tiers that outlive terminate; linked into fs/ of every instance that has them
 <root>/trash/                     content to delete
 ```
-A tier is wiped when its content is renamed into the trash, mount points of other tiers excepted. No link that a job
-made is ever followed: a link is removed, never what it points to.
+A tier is wiped when its content is renamed into the trash, except the mount points of other tiers. Links made by a job
+are never followed: the link itself is removed, never its target.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Disk:
         self.tiers = tiers
 
     def power_on(self) -> None:
-        """Make the machine's files reachable and mount what is missing."""
+        """Make the machine's files reachable and mount missing tiers."""
         if self.off.exists():
-            trash(self.root, self.fs)  # written while the machine was off, so it never happened
+            trash(self.root, self.fs)  # written while the machine was off, so it must not exist
             self.off.rename(self.fs)
         for tier in self.tiers:
             at = PurePosixPath(tier.path)
@@ -48,7 +48,7 @@ class Disk:
             volume.mkdir(parents=True, exist_ok=True)
             parent = _real_folder(self.root, self.fs, at.parent, self._links())
             link = parent / at.name
-            # The parent may be another volume: a relative link counts from the folder that it is really in.
+            # The parent may be another volume: resolve a relative link from its real folder.
             target = os.path.relpath(os.path.realpath(volume), os.path.realpath(parent))
             if not link.is_symlink() or link.readlink() != Path(target):
                 trash(self.root, link)
@@ -63,7 +63,7 @@ class Disk:
             self.fs.rename(self.off)
 
     def wipe(self, event: Event) -> None:
-        """Delete the tiers that do not outlive `event`. An unknown fact counts as loss."""
+        """Delete the tiers that do not outlive `event`. An unknown lifetime counts as loss."""
         base = self.off if self.off.exists() else self.fs
         own = {tier.path for tier in self.tiers}
         memory = [root.in_memory(at) for root in self.tiers if root.path == "/" for at in VOLATILE if at not in own]
@@ -80,17 +80,17 @@ class Disk:
                 trash(self.root, entry)
 
     def erase(self) -> None:
-        """Delete everything that is the instance's own. Volumes stay."""
+        """Delete all files of the instance itself. Volumes stay."""
         trash(self.root, self.home)
 
     def allow_runs(self, allowed: bool) -> None:
-        """Allow or forbid new run folders. It binds ordinary users; root writes anyway."""
+        """Allow or forbid new run folders. This applies to ordinary users; root can always write."""
         folder = _inside(self.fs, self.run_root)
         if _plain(self.root, self.fs, folder):
             folder.chmod(0o755 if allowed else 0o555)
 
     def used(self) -> int:
-        """Return bytes of the files on the machine's own tiers."""
+        """Return the size of the files on the machine's own tiers, in bytes."""
         total = 0
         for at, _, names in os.walk(self.fs):
             for name in names:
@@ -116,7 +116,7 @@ def run_root(profile: Profile) -> str:
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """Return the tiers that an instance really has, outer mounts first. `sometimes`: those that may be there are."""
+    """Return the tiers of an instance, outer mounts first. `sometimes`: whether optional tiers are present."""
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
@@ -127,19 +127,19 @@ def shared(tier: Tier) -> bool:
 
 
 def trash(root: Path, path: Path) -> None:
-    """Make a file, folder or link disappear at once; `sweep` frees its space."""
+    """Remove a file, folder or link at once; `sweep` frees its space."""
     if not os.path.lexists(path):
         return
     can = root / "trash"
     can.mkdir(exist_ok=True)
     if path.is_dir():
-        _open_up(path)  # a folder that its owner can't write to can't be moved
+        _open_up(path)  # a folder without write permission can't be moved
     _open_up(path.parent)
     path.rename(can / secrets.token_hex(8))
 
 
 def sweep(root: Path) -> None:
-    """Free the space of wiped content. Safe to interrupt and to run twice."""
+    """Free the space of wiped content. Safe to interrupt and to repeat."""
     can = root / "trash"
     for entry in list(can.iterdir()) if can.is_dir() else []:
         if entry.is_dir() and not entry.is_symlink():
@@ -153,7 +153,7 @@ def sweep(root: Path) -> None:
 
 
 def _open_up(path: Path) -> None:
-    """Restore the owner's permissions on a folder, whatever a job did to them."""
+    """Restore the owner's permissions on a folder after a job changed them."""
     try:
         if not path.is_symlink():
             path.chmod(stat.S_IRWXU)
@@ -166,7 +166,7 @@ def _inside(base: Path, path: str) -> Path:
 
 
 def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, Path]) -> Path:
-    """Make `path` under `base`, out of real folders and our own links only; anything in the way is trashed."""
+    """Make `path` under `base` from real folders and the cloud's own links; trash anything in the way."""
     if base.is_symlink():
         trash(root, base)
     base.mkdir(parents=True, exist_ok=True)
@@ -185,8 +185,8 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Return whether every step from `base` to `path` is a real folder or a link to one of our volumes; makes them
-    writable.
+    """Return whether every step from `base` to `path` is a real folder or a link to one of the cloud's volumes. Makes
+    them writable.
     """
     if base.is_symlink() or not base.is_dir():
         return False
@@ -202,7 +202,7 @@ def _plain(root: Path, base: Path, path: Path) -> bool:
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
-    """Yield the paths to remove so that `start` is empty but for `keep` and its parents."""
+    """Yield the paths to remove so that `start` contains only `keep` and its parents."""
     _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:

@@ -1,4 +1,4 @@
-"""A backend whose submit goes through a rehearsal cloud's faults; everything else goes straight through."""
+"""A backend whose submit is subject to a rehearsal cloud's faults; other calls pass unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 
 
 def lossy(backend: Backend, cloud: Cloud) -> Backend:
-    """Return `backend` with a submit that may lose its request or its reply, as the cloud's faults configure."""
+    """Return `backend` with a submit that may lose its request or its reply, according to the cloud's faults."""
     return cast("Backend", _Lossy(backend, cloud))
 
 

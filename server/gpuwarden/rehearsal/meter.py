@@ -1,4 +1,4 @@
-"""Simulated money. Cost is a function of a record and a time; nothing ticks, so nothing is forgotten in a crash."""
+"""Simulated money. Cost is a function of a record and a time, so a crash loses no charges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 def computes(profile: Profile, record: Record) -> bool:
     """Return whether compute bills in the record's present state.
 
-    A failed boot bills until someone ends it. A stopped instance bills on where the profile's `stops_on` lacks
+    A failed boot bills until it is terminated. A stopped instance keeps billing if the profile's `stops_on` lacks
     `stop`; an interrupted one does not, since the platform took the GPU back.
     """
     if not profile.meter.metered:
@@ -37,18 +37,16 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Return whether something other than compute, such as a disk, bills in the record's present state. Unknown counts
-    as yes.
-    """
+    """Return whether something other than compute, such as a disk, bills in the record's present state, or may bill."""
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return bool(profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable))
 
 
 def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:
-    """Open and close the record's two meters to fit its state, as of `at`.
+    """Open and close the record's two meters to match its state, as of `at`.
 
-    Charges after the end belong to a volume, not to the instance: the rate is reported, the cost is not added here.
+    Charges after the end belong to a volume, not to the instance: the rate is reported, but the cost is not added here.
     """
     compute = computes(profile, record)
     residue = record.state in _OFF and leaves_residue(profile, record)

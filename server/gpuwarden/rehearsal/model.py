@@ -14,7 +14,7 @@ from gpuwarden.core.profile import Event
 
 MARKER = "GPUWARDEN_REHEARSAL_INSTANCE"
 
-#: Simulated prices per GPU and hour, for this cloud only; real prices come from real providers.
+#: Simulated prices per GPU and hour, for this cloud only; real prices come from the providers.
 CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "H100": 2.80, "H200": 3.60}
 
 
@@ -22,11 +22,11 @@ class Settings(Frozen):
     """The simulated platform's behaviour where a profile leaves it open.
 
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
-    many seconds on the meter, while boots, graces and resumes keep their length, so that processes get their time.
-    `sometimes` decides whether `sometimes` storage is present. More than `calls_per_minute` of the clock are refused as
-    too many; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date that it was ordered with;
-    platforms were seen to accept one and to do nothing. `settle_s` is the minimum time between two looks that
-    count as a confirmation.
+    many seconds on the meter, while boots, graces and resumes keep their length, so that processes have enough time.
+    `sometimes` decides whether `sometimes` storage is present. Calls beyond `calls_per_minute` of the clock are
+    refused as too many; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date in its order;
+    some real platforms accept one and ignore it. `settle_s` is the minimum time between two polls that count as a
+    confirmation.
     """
 
     boot_s: float = Field(default=1.0, ge=0)
@@ -57,18 +57,18 @@ class Fault(Frozen):
     """One fault.
 
     A call fault strikes the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
-    fault strikes the `at`-th instance created, and the `count - 1` after it. With `probability` both are drawn
-    from the seed instead, each call or instance by itself.
+    fault strikes the `at`-th instance created, and the `count - 1` after it. With `probability` they are drawn from
+    the seed instead, independently for each call or instance.
 
-    - `lost_request`: nothing happens, without a response. `lost_reply`: it happens, without a response.
-      `bad_reply`: it happens, the answer has an unexpected shape. `no_capacity`: it does not happen, and the answer
-      is a refusal. `false_refusal`: it happens, and the answer is a refusal.
-    - `stale`: for `seconds` a new instance is not seen yet, and a gone one is still seen as terminating.
-    - `slow_boot`: `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
+    - `lost_request`: no effect and no response. `lost_reply`: the effect without a response. `bad_reply`: the effect,
+      and a response with an unexpected shape. `no_capacity`: no effect, and a refusal. `false_refusal`: the effect,
+      and a refusal.
+    - `stale`: for `seconds` a new instance is not listed yet, and a gone one is still listed as terminating.
+    - `slow_boot`: the boot takes `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
     - `full_disk`: writes fail once the instance's files exceed `size` bytes.
-    - `bills_when_stopped`: reported stopped, and compute bills on.
-    - `comes_back`: terminated, gone, and running again `seconds` later.
+    - `bills_when_stopped`: reported as stopped, but compute is still billed.
+    - `comes_back`: terminated, gone, and running again after `seconds`.
     """
 
     kind: CallFault | InstanceFault
@@ -107,7 +107,7 @@ class Faults(Frozen):
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """Return the faults that the `nth` instance is created with."""
+        """Return the faults of the `nth` instance at its creation."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
@@ -149,7 +149,7 @@ class Record(Frozen):
         return next((f for f in self.faults if f.kind == kind), None)
 
     def without(self, fault: Fault) -> tuple[Fault, ...]:
-        """Return the faults left once `fault` has struck."""
+        """Return the remaining faults after `fault` has struck."""
         left = list(self.faults)
         left.remove(fault)
         return tuple(left)
@@ -165,7 +165,7 @@ class State(BaseModel):
     calls: dict[str, int] = Field(default_factory=dict)
     minute: int = 0
     in_minute: int = 0
-    """How many calls came in that minute of the clock."""
+    """The number of calls in that minute of the clock."""
     records: dict[str, Record] = Field(default_factory=dict)
 
 

@@ -1,9 +1,9 @@
 """The processes of rehearsal instances: find and signal them, and never any others.
 
-A process belongs to an instance when its environment carries the instance's marker (ids are unique across clouds),
-when a run folder names it and its start ticks prove it, or when it descends from such a process. That includes children
-that called setsid or that ignore SIGTERM. Only a process that cleared its environment *and* was orphaned *and* is named
-in no status escapes.
+A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if a
+run folder names it and its start ticks match, or if it descends from such a process. That includes children that called
+setsid or ignore SIGTERM. Only a process that cleared its environment *and* was orphaned *and* is named in no status
+escapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
-# Without the marker, which would make it one of the processes that it kills, and without the caller's secrets.
+# Without the marker, because it would kill itself, and without the caller's secrets.
 SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
@@ -37,26 +37,26 @@ def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Proce
     for process in list(found.values()):
         with contextlib.suppress(psutil.Error):
             found.update({c.pid: c for c in process.children(recursive=True)})
-    ours = {os.getpid(), os.getppid()}  # this process and its ancestors are never killed, whatever their environment
+    ours = {os.getpid(), os.getppid()}  # never kill this process or its parent, whatever their environment
     with contextlib.suppress(psutil.Error):
         ours.update(p.pid for p in psutil.Process().parents())
     return [p for pid, p in sorted(found.items()) if pid not in ours and _lives(p)]
 
 
 def terminate(processes: Iterable[psutil.Process]) -> None:
-    """Ask every process to end. psutil checks the start time first, so a reused pid is left alone."""
+    """Ask every process to end. psutil checks the start time first, so a reused pid is never signalled."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.terminate()
 
 
 def held(ids: set[str]) -> set[str]:
-    """Return the instances that still have a process with their marker, by one scan for all of them."""
+    """Return the instances that still have a process with their marker, with one scan for all of them."""
     return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
 
 
 def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: A002
-    """Kill all of an instance's processes, repeatedly until none is left. Return false where some survived."""
+    """Kill all of an instance's processes, repeatedly until none is left. Return false if some survived."""
     claims = list(named)
     for _ in range(ROUNDS):
         processes = of(id, claims)
@@ -73,10 +73,10 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
 
 
 def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
-    """Make the kernel refuse (or allow again) the writes of an instance's processes. Return false where it can't.
+    """Make the kernel refuse (or allow again) the writes of an instance's processes. Return false if it can't.
 
-    The soft RLIMIT_FSIZE is used: it binds root too, needs no mount and can be lifted. A write beyond the first 16 KiB
-    of a file fails with EFBIG ("File too large"); a real full disk says ENOSPC.
+    Sets the soft RLIMIT_FSIZE: it binds root too, needs no mount and can be lifted. A write beyond the first 16 KiB
+    of a file fails with EFBIG ("File too large"); a full disk would fail with ENOSPC.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
@@ -105,7 +105,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Return whether the process that a status names is still that process. Without /proc nothing proves it."""
+    """Return whether the process named in a status is still the same process. Without /proc, return false."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -115,7 +115,7 @@ def _proven(pid: int, ticks: str, boot: str) -> bool:
 
 
 def wake_supervisor(root: Path) -> None:
-    """Start the supervisor of a cloud unless one runs. Returns once the supervisor has detached itself."""
+    """Start the supervisor of a cloud unless one is running. Returns after the supervisor has detached."""
     from filelock import FileLock, Timeout
 
     try:

@@ -1,7 +1,7 @@
 """Read a machine's run folders: the step that training reached, whether the jobs have ended, and their processes.
 
-A run folder is written by the job and its runner, so its content is only a claim. A process is signalled only when pid
-*and* start ticks match one that the kernel still has.
+A run folder is written by the job and its runner, so its content is not trusted. A process is signalled only if pid
+*and* start ticks match a process of the kernel.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def folders(run_root: Path) -> list[Path]:
 
 
 def step(run_root: Path, pids: set[int] | None = None) -> int | None:
-    """Return the highest step that the runs report in metrics or status. With `pids`, only runs of those processes
-    count.
-    """
+    """Return the highest step in the metrics or status of the runs. With `pids`, only runs of those processes count."""
     steps: list[int] = []
     for folder in folders(run_root):
         rows: list[Any] = [status(folder)]
@@ -39,7 +37,7 @@ def step(run_root: Path, pids: set[int] | None = None) -> int | None:
                 try:
                     rows.append(json.loads(line))
                 except ValueError:
-                    continue  # the first line may be cut, the last half written
+                    continue  # the first or last line may be incomplete
         found = [row.get("step", row.get("global_step")) for row in rows if isinstance(row, dict)]
         steps += [step for step in found if type(step) is int]
     return max(steps, default=None)
@@ -52,7 +50,7 @@ def all_ended(run_root: Path) -> bool:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """Return a run's status; empty when there is none that can be read."""
+    """Return a run's status; empty if none can be read."""
     try:
         found = json.loads(_tail(folder / "status.json", 1 << 20))
     except ValueError:
@@ -61,7 +59,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield pid, start ticks and boot id of every process that a status names, the runner's and the job's."""
+    """Yield pid, start ticks and boot id of every process named in a status: the runner's and the job's."""
     for folder in folders(run_root):
         said = status(folder)
         boot = str(said.get("boot_id", ""))

@@ -1,6 +1,6 @@
 """Stop a rehearsal instance from inside, as its runner does: `python -m gpuwarden.rehearsal.self_stop CLOUD ID`.
 
-A cloud whose hours are set forward adds the file of its clock.
+A cloud whose clock is set forward needs the file of its clock too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.rehearsal.store import Store
 
 
 def main(root: Path, instance: str, shifted: str = "") -> str:
-    """Ask the cloud; return why it did not take the request, nothing when it did."""
+    """Request the stop. Return why the cloud refused it, or an empty string."""
     config = Store(root).config()
     if config is None:
         return f"there is no cloud in {root}"

@@ -1,7 +1,7 @@
-"""The cloud's files, and the lock that makes every process see one cloud.
+"""The cloud's files, and the lock that makes all processes share one cloud.
 
 `cloud.json` is the configuration (profile, settings, faults), `state.json` the state. Both are replaced by one
-rename, so a process killed at any line leaves the old text or the new one. Loss of power is not rehearsed: no fsync.
+rename, so a killed process leaves either the old or the new text. Power loss is not simulated: no fsync.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class Store:
 
     @contextmanager
     def lock(self, *, make: bool = False) -> Iterator[None]:
-        """Lock the cloud for one process; the kernel releases the lock when its holder dies. `make` creates a new
-        cloud.
+        """Lock the cloud for one process; the kernel releases it when the process dies. `make` creates a new cloud.
 
-        Raises Unreachable when the lock is held too long or the cloud's folder is gone.
+        Raises Unreachable if the lock is held too long or the cloud's folder is gone.
         """
         if make:
             private_folder(self.root)
         elif not self.root.is_dir():
-            raise Unreachable(f"the rehearsal cloud in {self.root} is gone: somebody moved or deleted its folder")
+            raise Unreachable(f"the rehearsal cloud in {self.root} is gone: its folder was moved or deleted")
         try:
             with FileLock(self.root / "lock", timeout=LOCK_S, mode=0o600):
                 yield
@@ -57,11 +56,11 @@ class Store:
             raise Unreachable(f"the rehearsal cloud in {self.root} was busy for {LOCK_S:.0f} s") from busy
 
     def config(self) -> Config | None:
-        """Return the configuration; None when the cloud is new."""
+        """Return the configuration; None if the cloud is new."""
         return self._read(Config, "cloud.json")
 
     def state(self) -> State:
-        """Return the state; for a new cloud a fresh one, with a nonce that makes its ids unique on this machine."""
+        """Return the state; for a new cloud, a fresh one with a nonce that makes its ids unique on this machine."""
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
     @property
@@ -70,7 +69,7 @@ class Store:
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
-        """Replace a file as a whole."""
+        """Replace the whole file."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
         write_private(path, model.model_dump_json())
 
@@ -84,5 +83,5 @@ class Store:
             raise BadReply(
                 f"{path} is not a file of a rehearsal cloud: {error.error_count()} problems, the first: "
                 f"{error.errors()[0]['msg'][:200]}",
-                "Move the folder away to start a new simulated cloud; its processes, if any, go on until then.",
+                "Move the folder away to start a new simulated cloud; until then, its processes keep running.",
             ) from error

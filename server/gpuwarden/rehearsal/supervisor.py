@@ -1,7 +1,7 @@
-"""The supervisor of a rehearsal cloud: it polls, so that due changes happen without other callers.
+"""The supervisor of a rehearsal cloud: polls, so that due changes happen without other callers.
 
-`python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and ends when no instance
-can change by itself any more, when the cloud's folder is gone, or after a bounded life. The next call to the cloud
+`python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and exits when no instance
+can change without a call, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud
 starts a new one. It is not needed for correctness: any caller applies the same transitions.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 LOOK_S = 0.05
 IDLE_S = 1.0
-"""The longest wait between two looks. Every wait is longer than the one before until something changes."""
+"""The longest wait between two polls. Waits grow until something changes."""
 
 
 def main(root: Path) -> None:
     """Detach, then poll until nothing can change any more."""
     if hasattr(os, "fork") and os.fork():
-        return  # the launcher is awaited; the supervisor itself is orphaned
+        return  # the caller waits for the launcher; the supervisor itself is orphaned
     from filelock import FileLock, Timeout
 
     from gpuwarden.core.errors import WardenError
@@ -44,7 +44,7 @@ def main(root: Path) -> None:
                 wait, seen = (min(1.5 * wait, IDLE_S) if saved == seen else LOOK_S), saved
                 time.sleep(min(wait, max(due, LOOK_S)))
     except (Timeout, FileNotFoundError, WardenError):
-        return  # another supervisor runs, or the cloud is gone or unreadable; the next caller gets the error
+        return  # another supervisor runs, or the cloud is gone or unreadable; the next call reports the error
 
 
 if __name__ == "__main__":

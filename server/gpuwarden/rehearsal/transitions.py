@@ -8,8 +8,8 @@ create -> booting -> running -> stopping -> stopped -> booting (start)
 any but gone -> terminating -> gone
 ```
 
-Effects, in the order in which they are listed: `on`, `signal`, `kill`, `off`, `wipe:<event>`, `erase`. Each can be
-applied twice without harm, which is what makes a crash between the commit and the effect harmless.
+Effects, in the order of the list: `on`, `signal`, `kill`, `off`, `wipe:<event>`, `erase`. Each can be applied twice
+without harm, so a crash between the commit and the effect is harmless.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Engine:
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
     def stop(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after the user's stop: a signal now, the kill after the stop time. An instance that is off
-        is off at once. `by_itself`: the instance asked for it, or the platform at a date.
+        """Return the record after a stop: a signal now, the kill after the stop time. An instance that is off stops at
+        once. `by_itself`: requested by the instance, or by the platform at a date.
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
@@ -59,24 +59,24 @@ class Engine:
         return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
     def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after the user's terminate, or the platform's at a date."""
+        """Return the record after a terminate by the user, or by the platform at a date."""
         why = "its end date came" if by_itself else "terminate was asked for"
         ended = record.but(by_itself=by_itself)
         return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
 
     def preempt(self, record: Record, at: float) -> Record:
-        """Return the record after a preemption: signal, then grace. Unknown facts count as the worst."""
+        """Return the record after a preemption: signal, then grace. Unknown facts count as the worst case."""
         spot = self.profile.spot
         grace = float(spot.grace_s) if isinstance(spot.grace_s, int | float) else 0.0
         signal = spot.signal == "SIGTERM"
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """Return the record after a vanishing: no list or look-up shows it afterwards."""
+        """Return the record after the instance vanishes: no list or look-up shows it afterwards."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
-        """Return the record after the job's end, which may cost files; a serverless instance ends too."""
+        """Return the record after the job's end, which may delete files; a serverless instance also ends."""
         if self.profile.kind == "serverless":
             return self._gone(record, at, "job_end", "the job ended")
         return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))
@@ -87,7 +87,7 @@ class Engine:
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
     def strike(self, record: Record, at: float, step: int | None) -> Record:
-        """Let a preemption or a vanishing strike a running instance, if its step or its time has come."""
+        """Let a preemption or vanishing strike a running instance, if its step or time has come."""
         for fault in record.faults:
             if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
                 continue

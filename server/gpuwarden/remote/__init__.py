@@ -1,1 +1,1 @@
-"""Work on remote machines: ship and launch the runner, and copy files there and back."""
+"""Work on remote machines: upload and launch the runner, and copy files in both directions."""

@@ -1,8 +1,7 @@
-"""Run the cells of a fan-out in turn on one machine, as many at a time as it has GPUs. Shipped as it is.
+"""Run the cells of a fan-out in turn on one machine, one per GPU at a time. Shipped as source.
 
-Standard library only, Python >= 3.8. Every cell runs the identical command with its own settings in a folder of its
-own. `cell.json` in that folder is written last, so a cell that was interrupted runs again and one that is done does
-not.
+Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
+`cell.json` in that folder is written last, so an interrupted cell runs again and a completed one does not.
 """
 
 import json
@@ -15,10 +14,10 @@ import time
 from typing import Any, Dict, List, Optional
 
 RETRIES = 2
-"""How often a cell that a signal ended is started again as it is, in one life of the queue."""
+"""Maximum restarts of a cell that a signal ended, in one run of the queue."""
 GRACE_S = 8.0
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code that the runner takes for an interruption, after which the queue is launched again."""
+"""The exit code that the runner treats as an interruption, after which the queue is launched again."""
 
 
 class Slot:
@@ -34,7 +33,7 @@ class Slot:
         self.timed_out = False
 
     def start(self, cell: Dict[str, Any]) -> None:
-        """Start a cell in its folder, with the inputs of the job at hand."""
+        """Start a cell in its folder, with links to the job's inputs."""
         self.cell, self.began, self.timed_out = cell, time.time(), False
         self.ends = time.monotonic() + (self.order.get("cell_timeout_s") or math.inf)
         folder = os.path.abspath(cell["folder"])
@@ -55,18 +54,18 @@ class Slot:
         print("cell %d: started" % cell["index"], flush=True)
 
     def finished(self) -> bool:
-        """Return whether the slot is free. A cell past its time is ended; one that a signal ended is started again."""
+        """Return whether the slot is free. Also end a cell past its time limit, and restart one that a signal ended."""
         if self.child is None:
             return True
         code = self.child.poll()
         if code is None:
-            if time.monotonic() > self.ends:  # a clock that is set must not end a cell
+            if time.monotonic() > self.ends:  # monotonic, so that setting the clock does not end a cell
                 self.timed_out = True
                 self.end()
                 code = self.child.poll()
             if code is None:
                 return False
-        if self.leaving:  # it ended because the queue does, and runs again with the next one
+        if self.leaving:  # it ended because the queue is ending, and runs again in the next queue
             return False
         self.sweep()
         if code < 0 and not self.timed_out and self.tries < RETRIES:
@@ -79,7 +78,7 @@ class Slot:
         return True
 
     def record(self, code: int) -> None:
-        """Write how the cell ended, after everything that it wrote, and take the links to the inputs away."""
+        """Write the cell's result as its last file, and remove the links to the inputs."""
         folder = self.cell["folder"]
         for name in os.listdir(folder):
             link = os.path.join(folder, name)
@@ -96,7 +95,7 @@ class Slot:
         print("cell %d: %s (exit code %d)" % (self.cell["index"], state, code), flush=True)
 
     def sweep(self) -> None:
-        """Kill what an ended cell left behind: it would write on, and keep the GPU."""
+        """Kill the remaining processes of an ended cell, which could still write files and use the GPU."""
         if self.child is not None:
             try:
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -124,7 +123,7 @@ class Slot:
 
 
 def is_done(cell: Dict[str, Any]) -> bool:
-    """Return whether this cell, with this configuration, ran to its end here before."""
+    """Return whether this cell has already completed with this configuration."""
     try:
         with open(os.path.join(cell["folder"], "cell.json")) as file:
             found = json.load(file)
@@ -134,7 +133,7 @@ def is_done(cell: Dict[str, Any]) -> bool:
 
 
 def run(order: Dict[str, Any], command: List[str]) -> int:
-    """Run the cells that are not done. Return 0 where all are then, else 1."""
+    """Run the cells that are not done. Return 0 if all are done afterwards, otherwise 1."""
     waiting = [cell for cell in order["cells"] if not is_done(cell)]
     print("%d of %d cells to run" % (len(waiting), len(order["cells"])), flush=True)
     leaving: List[int] = []
@@ -155,7 +154,7 @@ def run(order: Dict[str, Any], command: List[str]) -> int:
                 return 0 if all(is_done(cell) for cell in order["cells"]) else 1
             time.sleep(order.get("poll_s", 0.05))
         return TERMINATED
-    finally:  # no cell outlives its queue, whatever ended it: a full disk as well
+    finally:  # no cell may outlive its queue, even after an error such as a full disk
         for slot in slots:
             slot.signal(signal.SIGTERM)
         for slot in slots:

@@ -1,4 +1,4 @@
-"""Prepare the files that run a job on a machine, and parse the runner's replies. Only imports the runner's modules."""
+"""Prepare the files that run a job on a machine, and parse the runner's replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gpuwarden.remote.runner_bundle import one_file
 INPUTS_HERE: Final = "inputs.whole"
 """A marker file of the run folder: all inputs are in its working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
-"""A run folder with one of these files has started: its inputs belong to the job now."""
+"""If a run folder has one of these files, the job has started and may change its inputs."""
 
 GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
@@ -61,7 +61,7 @@ def runner_source() -> bytes:
 @cache
 def checker() -> tuple[str, bytes]:
     """Return name and content of the archive that examines and seals checkpoints in place."""
-    from gpuwarden.checkpoints import archive  # which brings every reader of checkpoints
+    from gpuwarden.checkpoints import archive  # a slow import: it loads every checkpoint reader
 
     content = archive.build()
     return archive.name(content), content
@@ -73,7 +73,7 @@ def content_name(stem: str, content: bytes) -> str:
 
 
 def run_name(token: str) -> str:
-    """Return the name of the run folder of a token; equal tokens, equal folders."""
+    """Return the name of a token's run folder. It depends only on the token."""
     if _PLAIN_TOKEN.fullmatch(token):
         return f"gw-{token}"
     return f"gw-{hashlib.sha256(token.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -81,7 +81,7 @@ def run_name(token: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A prepared job: the files to put into its run folder, and the spec that the runner's `start` takes."""
+    """A prepared job: the files for its run folder, and the spec for the runner's `start`."""
 
     files: dict[str, bytes]
     runner: str
@@ -104,7 +104,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files |= {content_name("cells", queue): queue, (listed := content_name("order", order)): order}
         argv = [*interpreter, f"{run_dir}/{content_name('cells', queue)}", f"{run_dir}/{listed}", *argv]
     timeout = spec.timeout_s
-    # A script is stored outside of the working folder, so Python would not find the modules among its inputs.
+    # A script is stored outside of the working folder, so without this Python would not find modules in its inputs.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
@@ -129,14 +129,14 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
 
 
 def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
-    """Return the program that runs the cells of a fan-out in turn, and the list that it reads."""
+    """Return the program that runs the cells of a fan-out in turn, and its list of cells."""
     cells = [{**cell.model_dump(), "args": list(cell.args), "folder": cell.folder} for cell in spec.cells]
     order = {"cells": cells, "slots": spec.gpu_count, "cell_timeout_s": spec.cell_timeout_s}
     return Path(queue_program.__file__).read_bytes(), json.dumps(order).encode()
 
 
 def marked(place: Place) -> dict[str, str]:
-    """Return what marks the processes of a rehearsal's machine among those of this one; nothing on a real machine."""
+    """Return the marker of a rehearsal's processes among those of this machine; {} on a real machine."""
     value = place.env.get(MARKER)
     return {"marker": f"{MARKER}={value}"} if value else {}
 
@@ -148,7 +148,7 @@ MARK_CHARS: Final = 100
 
 
 class _Lenient(BaseModel):
-    """A reply from a machine: unknown fields may come from a newer runner, known ones must fit."""
+    """A reply from a machine. Unknown fields, which a newer runner may send, are ignored; known ones are validated."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -209,14 +209,14 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""The reasons of an end that a status file may give. Every other reason follows from what was observed."""
+"""The end reasons that are taken from a status file. All other reasons follow from observations."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 
 def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
-    """Return the identity that the runner's `start` reported; None from a runner that reports none.
+    """Return the identity that the runner's `start` reported; None if the runner reports none.
 
-    Raises BadReply for a reply that is not about a launch: nobody knows then whether there was one.
+    Raises BadReply for a reply without an attempt: it is then unknown whether the job was launched.
     """
     if not isinstance(reply.get("attempt"), int):
         raise BadReply("the runner's start answered without an attempt", do(Action.CHECK, "before trying again"))
@@ -228,7 +228,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 def observation(reply: Mapping[str, Any]) -> Observation:
     """Interpret one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
-    folder = reply.get("folder", reply.get("state"))  # the file of a job can't set `folder`
+    folder = reply.get("folder", reply.get("state"))  # a job's status file can't set `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
         known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
@@ -265,7 +265,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
 
 
 def _alert(alert: _Alert | str) -> RunnerAlert:
-    """Return an alert, bounded: the job can write the file that it is from. Older runners wrote `kind: text`."""
+    """Return an alert with bounded texts, since the job can write its file. Older runners wrote `kind: text`."""
     if isinstance(alert, str):
         kind, _, text = alert.partition(": ")
         alert = _Alert(kind=kind, text=text)
@@ -284,9 +284,9 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
-    """Return state, reason and staleness. Whether a process is alive was observed; all else is the file's claim."""
+    """Return state, reason and staleness. Only the liveness of processes was observed; the file claims the rest."""
     if status.state != "running" and status.confirmed and status.alive:
-        # The supervisor writes its final status last of all, so this one is from the job, or from a moment ago.
+        # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to end.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
         return _STATES[status.state], Reason(_claimed(status), said=status.why), False
@@ -314,7 +314,7 @@ def _claimed(status: _Status) -> Code:
 
 
 class NoArchive(NotFound):
-    """The archive that examines checkpoints is not on the machine; it can be shipped again."""
+    """The archive that examines checkpoints is not on the machine; it can be uploaded again."""
 
 
 _ERRORS: Final[dict[str, type[WardenError]]] = {
@@ -329,24 +329,26 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
 
 
 def raise_for(reply: Mapping[str, Any]) -> None:
-    """Raise the error that a runner's refusal means; `ok` replies pass."""
+    """Raise the error for a runner's refusal; return if the reply is `ok`."""
     if reply.get("ok") is True:
         return
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
     if code in {"disk_full", "io_error"}:
-        raise BadRequest(f"the machine refused: {message}", "Free space or fix the permissions there, then try again.")
+        raise BadRequest(
+            f"file access failed on the machine: {message}", "Free space or fix the permissions there, then try again."
+        )
     raise _ERRORS.get(code, BadReply)(message, do(Action.CHECK, "before trying again"))
 
 
 def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return the runner's `list` or `manifest` lines as a roster. Raises BadReply for an incomplete one."""
+    """Parse the runner's `list` or `manifest` lines. Raises BadReply for an incomplete manifest."""
     return _manifest(
         lambda: tuple(Artifact.model_validate(dict(row)) for row in lines[:-1] if "progress" not in row), lines[-1:]
     )
 
 
 def fetched_manifest(raw: bytes) -> Manifest:
-    """Return the roster of the runner's `fetch`, whose lines have many files each: they are parsed many at a time."""
+    """Parse the manifest of the runner's `fetch`. Each of its lines has many files."""
     *lines, last = raw.strip().split(b"\n")
     rows = _rows()
     try:
@@ -365,9 +367,9 @@ def _rows() -> TypeAdapter[list[Artifact]]:
 
 
 def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return a roster of files and its last line."""
+    """Return a manifest of files and its last line."""
     if not end or end[0].get("ok") is None:
-        raise BadReply("the roster has no last line; it is cut and proves nothing", "Ask for it again.")
+        raise BadReply("the manifest is truncated: its last line is missing", "Request it again.")
     last = end[0]
     raise_for(last)
     try:
@@ -376,24 +378,28 @@ def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[s
             skipped.append(f"and {last['more_skipped']} more")
         return Manifest(taken_at=last["taken_at"], files=files(), missing=last["missing"], skipped=tuple(skipped))
     except (ValidationError, KeyError, TypeError) as error:
-        raise BadReply(f"invalid roster: {line(error)}", "Is another gpuwarden version's runner there?") from error
+        raise BadReply(
+            f"invalid manifest: {line(error)}", "Check whether another gpuwarden version started the job."
+        ) from error
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the runner's `examine` lines: findings by output. Raises BadReply for an incomplete answer."""
+    """Parse the runner's `examine` lines into findings by output. Raises BadReply for an incomplete answer."""
     if not lines or lines[-1].get("ok") is None:
-        raise BadReply("the findings have no last line; they are cut and prove nothing", "Ask for them again.")
+        raise BadReply("the findings are truncated: their last line is missing", "Request them again.")
     raise_for(lines[-1])
     rows = [row for row in lines[:-1] if "progress" not in row]
     if len(rows) != lines[-1].get("outputs") or not all(isinstance(row.get("found"), dict) for row in rows):
-        raise BadReply("invalid findings", "Is another gpuwarden version's runner there?")
+        raise BadReply("invalid findings", "Check whether another gpuwarden version started the job.")
     return {str(row.get("output")): row["found"] for row in rows}
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
-    """Return the runner's `disclose` answer."""
+    """Parse the runner's `disclose` answer."""
     raise_for(reply)
     try:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])
     except (ValidationError, KeyError) as error:
-        raise BadReply(f"invalid disclosure: {line(error)}", "Is another gpuwarden version's runner there?") from error
+        raise BadReply(
+            f"invalid disclosure: {line(error)}", "Check whether another gpuwarden version started the job."
+        ) from error

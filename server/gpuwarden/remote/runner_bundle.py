@@ -1,5 +1,5 @@
-"""Bundle the runner's modules into the one file that is shipped, so that it arrives whole or not at all. It is not a
-zip, since Python compiles a zip's modules again at every call and caches a file's.
+"""Bundle the runner's modules into one file, so that the upload is whole or absent. It is not a zip, since Python
+caches the bytecode of a file but compiles the modules of a zip at every call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 
 
 def one_file() -> bytes:
-    """Return every module after those that it imports; equal modules give equal bytes, so that a digest can name the
-    file.
+    """Return every module after those that it imports. The result is deterministic, so that a digest can name the file.
 
-    All share one namespace there, so imports between the modules are left out. Blank lines replace them: line 7 of a
-    module is the 7th below its heading.
+    All modules share one namespace, so blank lines replace the imports between them: line 7 of a module is the 7th
+    below its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)

@@ -1,6 +1,6 @@
-"""Read an artifact store in S3 from here: the manifest, sizes and checksums of objects by HEAD requests, and objects.
+"""Read an artifact store in S3: the manifest, sizes and checksums of objects by HEAD requests, and the objects.
 
-It needs boto3 (the extra `s3`), and a key that may list and read; the uploader on the machine has another one.
+Needs boto3 (the extra `s3`) and a key with list and read access; the uploader on the machine has another key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class S3Reader:
             raise NotSupported(
                 "boto3 is not installed here", "Install gpuwarden with its extra: gpuwarden[s3]."
             ) from error
-        # Keys and region that are not in the environment are found as the AWS tools find them.
+        # Without keys or a region in the environment, boto3 uses the AWS configuration.
         self._client: Any = self._ask(lambda: boto3.client(
             "s3",
             endpoint_url=self._endpoint or None,
@@ -65,7 +65,7 @@ class S3Reader:
             raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None where there is none. Raises BadReply for one that is too long."""
+        """Return the manifest's content, None if it does not exist. Raises BadReply for one that is too long."""
 
         def get() -> bytes:
             body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
@@ -79,7 +79,7 @@ class S3Reader:
         return content
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Ask for the headers of each object. Nothing is downloaded."""
+        """Request the headers of each object, without downloading its content."""
 
         def head(key: str) -> tuple[str, StoredFile | None]:
             named = {"Bucket": self.address.root, "Key": key, "ChecksumMode": "ENABLED"}
@@ -94,10 +94,10 @@ class S3Reader:
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one object from `offset`, which is below its size."""
         named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
-        # Who gives up on a stream may open another one, so nothing is given up for good here.
+        # A caller that cancels one stream may open another, so `_given_up` is not set here.
         reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)
         if reply is None:
-            raise NotFound(f"{self.address} has no object {line(key, 200)}", "Look at what is kept there.")
+            raise NotFound(f"{self.address} has no object {line(key, 200)}", "List the objects of the store.")
         body = reply["Body"]
         try:
             while piece := await to_thread.run_sync(self._ask, lambda: body.read(_STREAM), abandon_on_cancel=True):
@@ -106,7 +106,7 @@ class S3Reader:
             body.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Do the work in a thread. A caller that gives up does not wait for it, and no more requests are sent."""
+        """Do the work in a thread. A canceled caller does not wait for it, and no more requests are sent."""
         try:
             return await to_thread.run_sync(work, abandon_on_cancel=True)
         except get_cancelled_exc_class():
@@ -114,14 +114,14 @@ class S3Reader:
             raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
-        """Send a request. None where the object is absent; else the client's errors as gpuwarden's own.
+        """Send a request. Return None if the object is absent; raise the client's other errors as gpuwarden's errors.
 
-        Their texts are never quoted: they contain headers and addresses, with what is secret in them.
+        Their texts are never quoted, because their headers and addresses can contain secrets.
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
 
         if self._given_up.is_set():
-            raise Unreachable(f"{self._place}: nobody waits for the answer any more", "Try again in a minute.")
+            raise Unreachable(f"{self._place}: the request was canceled", "Try again in a minute.")
         try:
             return request()
         except boto.ClientError as error:
@@ -132,7 +132,7 @@ class S3Reader:
             if code == "NoSuchBucket":
                 raise _no_bucket(self.address.root) from None
             if code in _DENIED:
-                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, of a key that may list and read it."
+                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, with a key that can list and read it."
                 raise AuthFailed(said, hint) from None
             raise Unreachable(said, "Try again in a minute.") from None
         except (
@@ -141,12 +141,12 @@ class S3Reader:
             boto.NoRegionError,
             boto.ProfileNotFound,
         ) as error:
-            said = f"the settings of AWS here are incomplete: {type(error).__name__}"
-            raise AuthFailed(said, "Set AWS_ACCESS_KEY_ID and the others here.") from None
+            said = f"the AWS settings of this machine are incomplete: {type(error).__name__}"
+            raise AuthFailed(said, "Set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION here.") from None
         except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
             said = f"{self._place}: {type(error).__name__}"
             raise Unreachable(said, "Check the network and the endpoint, then try again.") from None
-        except Exception as error:  # of a library and a server that may be anything: nothing is concluded from it
+        except Exception as error:  # an unknown error of the library or the server is inconclusive
             raise BadReply(f"{self._place}: {type(error).__name__}", "Check AWS_ENDPOINT_URL.") from None
 
     @property
@@ -155,11 +155,11 @@ class S3Reader:
 
 
 def _no_bucket(name: str) -> NotFound:
-    return NotFound(f"there is no bucket {name}", "Check the name and the endpoint.")
+    return NotFound(f"the bucket {name} does not exist", "Check the name and the endpoint.")
 
 
 def _described(reply: Mapping[str, Any]) -> StoredFile:
-    """Return size and checksum of a HEAD reply. A checksum of an upload in parts ends in their number."""
+    """Return size and checksum from a HEAD reply. The checksum of a multipart upload ends with the number of parts."""
     size, (text, mark, count) = int(reply["ContentLength"]), str(reply.get("ChecksumSHA256") or "").partition("-")
     try:
         digest = base64.b64decode(text, validate=True).hex()

@@ -1,1 +1,1 @@
-"""One file per rule, found by its name: `pf_*.py` guard a submit, `td_*.py` guard a teardown."""
+"""The rules, one file each: `pf_*.py` check a submit, `td_*.py` check a teardown."""

@@ -13,12 +13,12 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield what is wrong with a rule's module: it contains exactly one rule, whose id its name starts with."""
+    """Yield the faults of a rule's module: it must contain one rule, and its name must start with the rule's id."""
     held = _held(module)
     if len(held) != 1:
-        yield f"it has to contain exactly one rule, not {len(held)}"
+        yield f"it must contain exactly one rule, not {len(held)}"
     elif not f"{name}_".startswith(_stem(held[0]) + "_"):
-        yield f"its name has to start with {_stem(held[0])}, the id of its rule"
+        yield f"its name must start with {_stem(held[0])}, the id of its rule"
     elif name not in RULES.built_in() and any(n.startswith(_stem(held[0]) + "_") for n in RULES.built_in()):
         yield f"{held[0].id} is the id of a built-in rule"
 
@@ -32,12 +32,12 @@ RULES: Final = Registry(
 
 
 def all_rules() -> tuple[Rule[Any], ...]:
-    """Return every rule, sorted by id, those of installed packages included."""
+    """Return every rule, sorted by id, including those of installed packages."""
     return tuple(sorted((_held(module)[0] for _, module in RULES.usable()), key=lambda r: r.id))
 
 
 def built_in_rules() -> tuple[Rule[Any], ...]:
-    """Return our own rules, sorted by id."""
+    """Return the built-in rules, sorted by id."""
     return tuple(_held(RULES.load(name))[0] for name in RULES.built_in())
 
 

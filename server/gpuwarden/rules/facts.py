@@ -1,4 +1,4 @@
-"""Define the facts that rules read. A use case gathers them; they are frozen, and rules do no I/O."""
+"""The facts that rules read. A use case collects them; they are frozen, and rules do no I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpuwarden.static_analysis.script import ScriptFacts
 from gpuwarden.static_analysis.script_usage import Uses
 
 MARGIN = 1.3
-"""A timeout leaves 30 % of room above the estimate."""
+"""The factor of a timeout over the estimate: 30 % of room."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Leak:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What came of rehearsing exactly this script with these arguments on this machine: `passed`, `fault`, `stopped`.
+    """The outcome of rehearsing this script with these arguments on this machine: `passed`, `fault` or `stopped`.
 
-    `certain`: the error does not depend on any substitute. `line` is 0 where the script itself has no place for it.
+    `certain`: the error does not depend on any substitute. `line` is 0 if the error has no line in the script.
     """
 
     outcome: str
@@ -61,30 +61,36 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class SubmitFacts:
-    """All that is known before a job is accepted. `profile` is None for an unknown platform.
+    """All facts that are known before a job is accepted.
 
-    `quote` is None where nothing is metered. `unusable` says why jobs can't be run there, `unsold` why the platform
-    does not rent what is asked. `unset_secrets` are declared secrets that have no value here, `account_secrets` those
-    that are, or contain, the key of an account that rents machines, or gpuwarden's own secrets. `looked` is what the
-    probe of the place (where one exists before renting) and the check of the account found; each finding names the rule
-    that will report it. `hub` is None for a job that does not touch the Hub. `proven_script`: this very script has
-    succeeded before, or is shipped with gpuwarden. `script_url` says what is wrong with an address that a script comes
-    from. `inputs` is the roster of the files that go with the job, `inputs_left_out` what of the named folders does
-    not, and `input_leaks` the files that look like secrets. `attempts` is how often the platform itself may run the
-    command. `artifact_store` says what is wrong with the artifact store, None where none is asked for;
-    `unset_store_keys` are the variables of its credentials that have no value here. `engine` is what the engine that
-    runs the job allows, None where none does. `local_modules` are the modules, with their paths, that the program
-    imports from files which do not go along. `readiness` is what an existing place lacks, None where nothing was looked
-    for. `files_here` are the files that the command or the arguments name, which exist in the working directory and do
-    not go along; None where no file can. `rehearsed` is the last rehearsal of this script with these arguments, None
-    where there was none.
+    - `profile`: None for an unknown platform.
+    - `quote`: None if the platform is not metered.
+    - `unusable`: why jobs can't run on the platform. `unsold`: why the platform does not rent the requested machine.
+    - `unset_secrets`: declared secrets without a value here. `account_secrets`: declared secrets that are, or contain,
+      the key of an account that rents machines, or gpuwarden's own secrets.
+    - `looked`: findings of the probe of the place (if it exists before renting) and of the check of the account. Each
+      names the rule that reports it.
+    - `hub`: None for a job that does not use the Hub.
+    - `proven_script`: this exact script has succeeded before, or is shipped with gpuwarden.
+    - `script_url`: the problem with the address of a script.
+    - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files of the named folders
+      that are not copied. `input_leaks`: inputs that look like secrets.
+    - `attempts`: how often the platform itself may run the command.
+    - `artifact_store`: the problem with the artifact store, None if the job has none. `unset_store_keys`: the variables
+      of its credentials that have no value here.
+    - `engine`: the limits of the engine that runs the job, None without an engine.
+    - `local_modules`: modules, with their paths, that the program imports from files that are not copied.
+    - `readiness`: the unmet needs of an existing place, None if it was not checked.
+    - `files_here`: files of the working directory that the command or the arguments name and that are not copied; None
+      if the platform takes no files.
+    - `rehearsed`: the last rehearsal of this script with these arguments, None without one.
     """
 
     spec: JobSpec
     policy: Policy
     profile: Profile | None
     platforms: tuple[str, ...]
-    """Every platform that can be named, where the profile is None."""
+    """All known platforms, for the message if `profile` is None."""
     script: ScriptFacts | None = None
     quote: Answer[Quote] | None = None
     unusable: str = ""
@@ -111,33 +117,33 @@ class SubmitFacts:
 
     @property
     def undeclared(self) -> tuple[str, ...]:
-        """Return the third-party modules that the script imports: without those that are files beside it."""
+        """Return the third-party modules that the script imports, without files beside it."""
         local = dict(self.local_modules)
         return tuple(m for m in self.script.third_party if m not in local) if self.script is not None else ()
 
     @property
     def limits(self) -> EngineLimits | None:
-        """Return what the engine allows; None where no engine runs the job, or where it is unknown."""
+        """Return the engine's limits; None without an engine or if they are unknown."""
         return self.engine.value if isinstance(self.engine, Known) else None
 
     @property
     def launch(self) -> GroupLaunch:
-        """Return what the command says of a launch on several nodes."""
+        """Return the settings of a launch on several nodes, read from the command."""
         return read_launch((*self.spec.command, *self.spec.args), self.spec.env, self.script)
 
     @property
     def nodes(self) -> int:
-        """Return on how many nodes the job runs: as its engine is asked, or as its command says."""
+        """Return the job's number of nodes: by the request to its engine or by its command, whichever is larger."""
         return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
     def uses(self) -> Uses:
-        """Return what the script or the command asks for; empty when it can't be parsed."""
+        """Return the facts read from the script or the command; empty if it can't be parsed."""
         return self.script.uses if self.script is not None else Uses()
 
     @cached_property
     def libraries(self) -> Libraries:
-        """Return the training libraries in the releases that the job will get."""
+        """Return the training libraries, in the releases that the job gets."""
         header = self.script.header if self.script is not None else None
         pip = tuple(sorted(installed(self.uses.shells, "pip")))
         given = (*header.dependencies, *pip) if header else pip or None
@@ -145,36 +151,36 @@ class SubmitFacts:
 
     @property
     def gpu(self) -> tuple[Gpu, int] | None:
-        """Return the requested GPU and their number; None without a GPU or when its name is unknown."""
+        """Return the requested GPU model and the number of GPUs; None without a GPU or for an unknown name."""
         found = gpu_of(self.spec.gpu)
         return (found[0], found[1] * self.spec.gpu_count) if found else None
 
     @property
     def could_not(self) -> Severity:
-        """Return the severity of "could not be checked", which blocks a metered job."""
+        """Return the severity for a check that could not be made: it blocks a metered job."""
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
     def reported(self, rule: str) -> Iterator[Found]:
-        """Yield what the probe of the place or the account reported for one rule."""
+        """Yield the findings of the probes of the place and the account for one rule."""
         return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
     def metered(self) -> bool:
-        """Return true when time on the platform costs money; an unknown platform counts as metered."""
+        """Return true if time on the platform costs money; an unknown platform counts as metered."""
         return self.profile is None or self.profile.meter.metered
 
     @property
     def price(self) -> float | None:
-        """Return the price in US dollars per hour, None when unknown."""
+        """Return the price in US dollars per hour, None if unknown."""
         if self.quote is None or isinstance(self.quote, Unknown):
             return None
         return self.quote.value.price_usd_per_hour
 
     @property
     def worst_cost(self) -> float | None:
-        """Return the most that this job may cost: price x timeout, for each run that there may be; None if unknown.
+        """Return the worst-case cost of the job in US dollars: price x timeout x possible runs; None if unknown.
 
-        `max_cost_usd` doesn't lower it: it only ends the job's process, at the next check, and the meter runs on.
+        `max_cost_usd` doesn't lower it: it only ends the job's process at the next check, and the machine stays billed.
         """
         spec = self.spec
         if self.price is None or spec.timeout_s is None:
@@ -193,7 +199,7 @@ class SubmitFacts:
 
     @property
     def digest(self) -> str:
-        """Return the digest of exactly what was checked. A receipt is bound to it."""
+        """Return the digest of all checked facts. A receipt is bound to it."""
         return digest(
             {
                 "spec": self.spec.model_dump(mode="json"),
@@ -208,7 +214,7 @@ class SubmitFacts:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """One file that the job declared, as it is on the machine, and what is known of its copies.
+    """One declared file on the machine, and the state of its copies.
 
     `copied`: it was pulled. `stored`: the artifact store has it, equal by the store's own checksum.
     """
@@ -223,14 +229,15 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class TeardownFacts:
-    """All that is known before a machine is stopped or terminated.
+    """All facts that are known before a machine is stopped or terminated.
 
-    `machine` is what the provider says of the instance; `files` the files on it now, Unknown when it can't be
-    reached. `copy_verdict` is the verification of the pulled copy, None when there was none since it last changed;
-    `copy_equal` says that every file of it has the digest that the machine's manifest gives it, whatever its content;
-    `copy_unread` are the files that nothing here can read, where they alone keep it from being proven; `copy_aside` the
-    pictures, tables and logs that are as broken on the machine, where they alone refute it. `store` is the address of
-    the artifact store where one was looked at, `store_why` why it has not everything that dies.
+    - `machine`: the provider's report on the instance. `files`: the files on it now, Unknown if it can't be reached.
+    - `copy_verdict`: the verdict on the pulled copy, None if it was not verified since it last changed.
+    - `copy_equal`: every file of the copy has the digest of the machine's manifest, whatever its content.
+    - `copy_unread`: files of no known format, if they are the only reason why the copy is not proven.
+    - `copy_aside`: pictures, tables and logs that are equally broken on the machine, if only they refute the copy.
+    - `store`: the address of the artifact store, if it was checked. `store_why`: why it lacks files that the verb
+      destroys.
     """
 
     job_id: str
@@ -257,7 +264,7 @@ class TeardownFacts:
 
     @property
     def gone(self) -> bool:
-        """Return true when the provider reports that the instance no longer exists: nothing is left to lose or stop."""
+        """Return true if the provider reports that the instance no longer exists."""
         return not isinstance(self.machine, Unknown) and self.machine.value is None
 
     @property

@@ -1,4 +1,4 @@
-"""The page of all rules, `references/rules.md`, written from the rules themselves."""
+"""Generate the page of all rules, `references/rules.md`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ sources:
 ---
 <!-- Written by `gpuwarden rules --write` from server/gpuwarden/rules/. Change the rule, not this page. -->
 
-`PF` rules guard a submit, `TD` rules a teardown. An *error* closes the gate, and so does *unknown*, which means that
-it could not be checked. A *warning* is shown and closes nothing. A rule may weigh a case lighter or heavier than its
-usual severity; its finding says so. Ids are never used again.
+`PF` rules check a submit, `TD` rules a teardown. An *error* closes the gate, and so does *unknown*, which means that
+the check could not be made. A *warning* is shown but does not close the gate. The severity of a finding may differ from
+the rule's usual severity. Ids are never reused.
 
-| rule | severity | says |
+| rule | severity | requirement |
 |---|---|---|
 """
 
@@ -39,7 +39,7 @@ def render_page(words: Words) -> str:
 
 
 def render_rule(rule: Rule[Any], words: Words) -> str:
-    """Return a rule's section: its reason and way out, wrapped to 120 columns, and its two examples as code."""
+    """Return a rule's section: its reason and fix, wrapped to 120 columns, and its two examples as code."""
     why, way_out = (
         textwrap.fill(f"{label}: {' '.join(text.split())}", 120, break_long_words=False, break_on_hyphens=False)
         for label, text in (("Why", rule.why), ("Way out", words(rule.fix)))
@@ -57,7 +57,7 @@ def page_file() -> Path:
 
 
 def write_page(words: Words) -> int:
-    """Write the page again; return how many files changed, 0 or 1."""
+    """Write the page; return the number of changed files, 0 or 1."""
     file, text = page_file(), render_page(words)
     if file.exists() and file.read_text("utf-8") == text:
         return 0

@@ -13,11 +13,11 @@ from gpuwarden.static_analysis.signatures.tables import version
     fix="Rename the argument.",
 )
 def arguments_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """Arguments that the script passes to training libraries exist in the releases that the header asks for.
+    """Arguments that the script passes to training libraries exist in the releases that the header requires.
 
-    Why: they are renamed between releases, and examples live longer than releases. The names come from the released
-    wheels. A call that accepts any argument is not judged, nor a release that is newer than every table, nor a class
-    that unsloth replaces. Without a header nothing says which release runs: an argument that some release has is then
+    Why: arguments are renamed between releases, and examples live longer than releases. The names come from the
+    released wheels. Calls that accept any argument, releases that are newer than every table, and classes that unsloth
+    replaces are not checked. Without a header, the release is unknown: an argument that only some releases have is then
     a warning.
 
     Example:

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-API-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use what replaced it.",
+    fix="Use the replacement.",
 )
 def names_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """Names that the script imports exist in the releases that the header asks for.
+    """Names that the script imports exist in the releases that the header requires.
 
     Why: the import fails in the first second, after the rental. The names come from the released wheels; a module
-    that makes names at run time is not judged. Without a header nothing says which release runs: a name that some
-    release has is then a warning.
+    that creates names at run time is not checked. Without a header, the release is unknown: a name that only some
+    releases have is then a warning.
 
     Example:
         # dependencies = ["trl>=1.16"]

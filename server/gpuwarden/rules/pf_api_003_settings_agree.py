@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
     """Settings that exclude or need each other agree.
 
-    Why: the trainer refuses to be built, after the machine was rented and the model was downloaded.
+    Why: the trainer's constructor fails, after the machine was rented and the model was downloaded.
 
     Example:
         TrainingArguments(output_dir="out", fp16=True, bf16=True)
@@ -42,7 +42,7 @@ def _groups(facts: SubmitFacts) -> Iterator[Found]:
     """Report a batch of GRPO or RLOO that does not divide into whole groups of completions."""
     uses = facts.uses
     if any(name.partition(".")[0] == "unsloth" for name, _ in uses.imports):
-        return  # it changes the batch itself
+        return  # unsloth changes the batch itself
     if not uses.methods & {"grpo", "rloo"} or "generation_batch_size" in uses.settings:
         return
     group = uses.setting("num_generations", 8 if "grpo" in uses.methods else 2)

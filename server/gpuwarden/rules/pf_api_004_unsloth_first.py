@@ -13,9 +13,9 @@ _PATCHED = frozenset({"transformers", "trl", "peft"})
     fix="Import unsloth before transformers, trl and peft.",
 )
 def unsloth_first(facts: SubmitFacts) -> Iterator[Found]:
-    """Unsloth is imported before what it patches.
+    """Unsloth is imported before the libraries that it patches.
 
-    Why: imported later it warns and patches only half: slower, more memory, sometimes wrong.
+    Why: if imported later, it warns and patches only a part: training is slower, needs more memory and may be wrong.
 
     Example:
         from trl import SFTTrainer

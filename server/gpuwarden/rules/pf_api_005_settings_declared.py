@@ -13,9 +13,9 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
     fix="Correct the argument.",
 )
 def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The arguments of a shipped trainer are settings that it has, within their limits.
+    """The arguments of a shipped trainer are declared settings, with values within their limits.
 
-    Why: the trainer checks them itself and ends at once, but on a machine that was rented by then.
+    Why: the trainer checks them itself and ends at once, but only after the machine was rented.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup-ratio=0.1"])
@@ -33,9 +33,9 @@ def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"{_flag(name)} is not a setting of this script", fix=fix)
     for name, value in typed.given.items():
         if name in typed.declared and value is not UNKNOWN and (problem := typed.declared[name].correction(value)):
-            yield Found(f"{_flag(name)} is {value!r}, which the script refuses", fix=problem)
+            yield Found(f"{_flag(name)} is {value!r}, which the script does not accept", fix=problem)
     for name in typed.missing:
-        yield Found(f"{_flag(name)} is not given, and the script does not start without it", fix=f"Add {_flag(name)}.")
+        yield Found(f"{_flag(name)} is missing, and the script requires it", fix=f"Add {_flag(name)}.")
     yield from _batches(facts)
 
 

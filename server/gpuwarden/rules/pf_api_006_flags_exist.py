@@ -11,12 +11,13 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Correct the flag.",
 )
 def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """The flags that a script is given are flags that it declares.
+    """The flags that a script gets are flags that it declares.
 
-    Why: the parser refuses an unknown flag and the job ends in its first seconds, on a machine that was rented by
-    then. Read are argparse and the parsers that make flags of dataclasses, whose fields come from the script and from
-    the released libraries. A parser that ignores unknown flags starts the training without what was meant: a misspelt
-    flag is refused there too, any other is a warning. One that other code may extend is not judged.
+    Why: the parser rejects an unknown flag and the job ends in its first seconds, after the machine was rented. The
+    rule reads argparse and parsers that create flags from dataclasses, whose fields come from the script and from the
+    released libraries. A parser that ignores unknown flags starts the training without the intended setting: a
+    misspelled flag is an error there too, any other unknown flag is a warning. A parser that other code may extend is
+    not checked.
 
     Example:
         # dependencies = ["trl>=1.16"]

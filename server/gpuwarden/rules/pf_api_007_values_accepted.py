@@ -8,13 +8,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-API-007",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use a value that is accepted.",
+    fix="Use an accepted value.",
 )
 def values_accepted(facts: SubmitFacts) -> Iterator[Found]:
-    """An argument or flag with a fixed set of values is given one of them.
+    """An argument or flag with a fixed set of values has one of them.
 
-    Why: the library refuses another value while the script starts. Where the library only documents the values and
-    is not known to check them, this is a warning.
+    Why: the library rejects any other value when the script starts. If the library only documents the values and is
+    not known to check them, this is a warning.
 
     Example:
         # dependencies = ["transformers>=5"]

@@ -11,9 +11,9 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use the new name.",
 )
 def arguments_current(facts: SubmitFacts) -> Iterator[Found]:
-    """Arguments are not deprecated in the releases that the header asks for.
+    """Arguments are not deprecated in the releases that the header requires.
 
-    Why: the next release refuses them, and a script without an upper bound gets that release one day.
+    Why: a later release removes them, and a script without an upper bound will get that release.
 
     Example:
         # dependencies = ["trl==0.12.2", "transformers==4.46.3"]

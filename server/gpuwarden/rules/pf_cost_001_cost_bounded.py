@@ -10,8 +10,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """A metered job has a price or a cap.
 
-    Why: with neither, the cost of the job is unbounded: no total can be shown for approval, and no limit can end
-    it. A price comes from the platform's quote; a cap is given with the job, and reaching it cancels the job.
+    Why: without both, the cost of the job is unbounded: no total can be shown for approval, and no limit can end
+    it. The price comes from the platform's quote. The cap is an argument of the job; reaching it cancels the job.
 
     Example:
         submit_job(platform="ssh/rented-box", script=train)  # no price is known, and no cap is set
@@ -22,5 +22,5 @@ def cost_bounded(facts: SubmitFacts) -> Iterator[Found]:
     """
     if not facts.metered or facts.price is not None or facts.spec.max_cost_usd is not None:
         return
-    why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform names no price"
+    why = facts.quote.why if isinstance(facts.quote, Unknown) else "the platform reports no price"
     yield Found(f"the price is unknown ({why}) and no cost cap is set")

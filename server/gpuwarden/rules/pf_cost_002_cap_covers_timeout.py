@@ -13,9 +13,9 @@ _FIX = (
 
 @rule("PF-COST-002", gate="submit", severity=Severity.WARNING, fix=_FIX)
 def cap_covers_timeout(facts: SubmitFacts) -> Iterator[Found]:
-    """The cost cap reaches as far as the timeout.
+    """The cost cap covers the timeout.
 
-    Why: a job that meets its cap first is stopped there, perhaps just before its last save.
+    Why: a job that reaches its cap first is stopped, perhaps just before its last save.
 
     Example:
         submit_job(gpu="h100", timeout_s=36_000, max_cost_usd=10)  # 10 hours at $3.00 per hour cost $30.00

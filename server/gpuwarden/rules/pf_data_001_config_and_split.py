@@ -13,10 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use a config and a split that the dataset has.",
 )
 def config_and_split(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset has the config and the split that are read.
+    """The dataset has the config and the split that the job reads.
 
-    Why: half the datasets have no `test`, many need a config to be named, and the library says so only when it
-    runs.
+    Why: half of all datasets have no `test`, many require a config, and the library reports this only at run time.
 
     Example:
         load_dataset("openai/gsm8k", split="train")  # the configs are main and socratic

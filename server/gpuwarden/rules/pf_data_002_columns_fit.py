@@ -17,7 +17,7 @@ _NEEDS = {
     **dict.fromkeys(("image", "img", "mask", "annotation"), "pictures"),
     **dict.fromkeys(("prompt", "completion", "chosen", "rejected"), "text or a list of messages"),
 }
-"""The values that a method reads as a column; text where a column is not listed."""
+"""The values that a method expects in a column; text for columns that are not listed."""
 
 
 @rule(
@@ -27,12 +27,11 @@ _NEEDS = {
     fix="Map the columns before training, or choose a dataset made for this method.",
 )
 def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset's columns are those that the training method reads, and of types that it reads.
+    """The dataset has the columns that the training method reads, with types that it can read.
 
-    Why: the format of the data is the most common reason for a job that fails at once, above all for preference
-    data. A column of the right name may contain something else: addresses instead of pictures, one text instead of
-    messages. What a script's own `map` makes of the rows is not followed; then only the columns that it reads are
-    checked, by PF-DATA-003.
+    Why: the format of the data is the most common reason why a job fails at once, especially for preference data. A
+    column of the right name may have the wrong content: addresses instead of pictures, one text instead of messages.
+    The result of a script's own `map` is not analyzed; then PF-DATA-003 checks only the columns that the script reads.
 
     Example:
         data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
@@ -45,26 +44,26 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     """
     hub = facts.hub
     formats = any(t.get("formatting_func") is not None for t in facts.uses.trainers)
-    # A shipped trainer says itself which columns it reads and converts.
+    # A shipped trainer declares the columns that it reads and converts.
     follows = facts.uses.typed is None or not facts.uses.typed.columns
     if hub is None or formats or not _methods(facts) or (facts.uses.reshaped and follows):
         return
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
     if any(not problems for _, problems in judged):
-        return  # one that fits is what is trained on; the others serve something else
+        return  # the dataset that fits is the training set; the others have another purpose
     for _, problems in judged:
         yield from problems
 
 
 def _methods(facts: SubmitFacts) -> list[str]:
-    """Return the training methods; a shipped trainer that declares its columns may have none that has a name here."""
+    """Return the training methods; `this trainer` for a shipped trainer that declares columns but no known method."""
     declares = facts.uses.typed is not None and facts.uses.typed.columns
     return sorted(facts.uses.methods) or (["this trainer"] if declares else [])
 
 
 def _wanted(facts: SubmitFacts, method: str) -> tuple[frozenset[str], ...]:
-    """Return the column sets of a method, with the text column under the name that the script gives it."""
+    """Return the column sets of a method, with the text column under the script's own name for it."""
     if facts.uses.typed is not None and facts.uses.typed.columns:
         return facts.uses.typed.columns
     named = facts.uses.setting("dataset_text_field")
@@ -80,7 +79,9 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
         why = (fact.config.why if fact.config else "") or (structure.why if structure else "") or "no columns are known"
         unreached = structure is not None and not structure.reached
         severity = facts.could_not if unreached else Severity.WARNING
-        return [Found(f"{fact.where}: whether its columns fit could not be checked: {why}", "Look at it.", severity)]
+        return [
+            Found(f"{fact.where}: the fit of its columns could not be checked: {why}", "Check them yourself.", severity)
+        ]
     typed = facts.uses.typed
     renames, makes = (typed.renames, frozenset[str]()) if typed else (facts.uses.renames, facts.uses.makes)
     seen = {renames.get(c, c) for c in columns} | makes
@@ -102,10 +103,10 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
 def _mistyped(
     facts: SubmitFacts, fact: RepoFact, method: str, there: list[frozenset[str]], kinds: Mapping[str, str]
 ) -> list[Found]:
-    """Return a finding where each set of columns that is there has one of the wrong type, or of an unknown one."""
+    """Return a finding if every present set of columns has a column of a wrong or unknown type."""
     if facts.uses.typed is None and facts.uses.called("cast_column", "cast"):
         return []  # the script gives columns other types
-    # The text column has the name that the script gives it; a mask is often called label.
+    # The script may name the text column; a mask is often called label.
     serves = {str(facts.uses.setting("dataset_text_field")): "text"}
     if method == "segmentation":
         serves["label"] = "mask"
@@ -114,11 +115,11 @@ def _mistyped(
         return []
     untold = next((j for j in judged if False not in j.values()), None)
     name = next(n for n, right in (untold or judged[0]).items() if not right)
-    column = f"{fact.where}: the column {name} is of the type {kinds[name] or 'unknown'}"
+    column = f"{fact.where}: the column {name} has the type {kinds[name] or 'unknown'}"
     if untold is not None:
-        message = f"{column}; whether {method} can read it could not be checked"
-        return [Found(message, "Look at a few rows.", Severity.WARNING)]
-    return [Found(f"{column}; {method} reads {_NEEDS.get(serves.get(name, name), 'text')} there")]
+        message = f"{column}; it could not be checked whether {method} can read it"
+        return [Found(message, "Check a few rows.", Severity.WARNING)]
+    return [Found(f"{column}; {method} needs {_NEEDS.get(serves.get(name, name), 'text')}")]
 
 
 def _mapping(facts: SubmitFacts, method: str, seen: set[str]) -> str:

@@ -20,8 +20,8 @@ _MADE = frozenset(
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """The columns that the script's own row functions read exist.
 
-    Why: a `map` over the rows raises KeyError at the first row, after the download. A column that only some rows are
-    read for, by what they contain, is a warning.
+    Why: a `map` over the rows raises KeyError at the first row, after the download. A column that is read only for some
+    rows, depending on their content, is a warning.
 
     Example:
         data = load_dataset("openai/gsm8k", "main", split="train")  # question, answer
@@ -34,11 +34,11 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     """
     data = {f.use.id: f for f in facts.hub.data} if facts.hub else {}
     if len(data) != 1 or facts.uses.typed is not None:
-        return  # which of several datasets a function sees is not known; a shipped trainer looks before it reads
+        return  # with several datasets, the input of a function is unknown; a shipped trainer checks before it reads
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return
-    # Behind several functions, or other sources, a row may have columns that none of the names here shows.
+    # After several functions, or from other sources, a row may have columns that are not known here.
     other = facts.uses.called(*_SOURCES) is not None or any(
         c.last == "load_dataset" and c.args and isinstance(c.args[0], str) and c.args[0] in BUILDERS
         for c in facts.uses.calls
@@ -50,5 +50,7 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     reads = dict.fromkeys(some, Severity.WARNING) | dict.fromkeys(facts.uses.reads, severity)
     for (name, line), severe in sorted(reads.items(), key=lambda one: one[0]):
         if name not in has:
-            message = f"line {line} reads the column {name!r}, which {fact.use.id} does not have; it has {listed}"
+            message = (
+                f"line {line} reads the column {name!r}, which {fact.use.id} does not have; its columns are {listed}"
+            )
             yield Found(message, severity=severe)

@@ -16,7 +16,7 @@ _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"}
 def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     """A model that is trained on messages has a chat template.
 
-    Why: base models often have none, and the tokenizer then refuses the first conversation.
+    Why: base models often have none, and the tokenizer then fails at the first conversation.
 
     Example:
         data = load_dataset("trl-lib/Capybara", split="train")  # conversations
@@ -46,5 +46,5 @@ def chat_template(facts: SubmitFacts) -> Iterator[Found]:
     for fact in hub.data:
         columns = fact.config.columns if fact.config else ()
         if any(uses.renames.get(c.name, c.name) in _MESSAGES and "role: " in c.type for c in columns):
-            yield Found(f"{model.where} has no chat template, and {fact.use.id} consists of conversations")
+            yield Found(f"{model.where} has no chat template, but {fact.use.id} consists of conversations")
             return

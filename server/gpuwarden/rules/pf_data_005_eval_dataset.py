@@ -11,9 +11,9 @@ from gpuwarden.rules.facts import SubmitFacts
     fix='Pass eval_dataset, for example from train_test_split(test_size=0.1), or set eval_strategy="no".',
 )
 def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
-    """A run that evaluates has something to evaluate on.
+    """A run that evaluates has an evaluation dataset.
 
-    Why: the trainer refuses to be built with an eval_strategy and no eval_dataset.
+    Why: the trainer's constructor fails with an eval_strategy and no eval_dataset.
 
     Example:
         args = TrainingArguments(output_dir="out", eval_strategy="steps")
@@ -30,4 +30,4 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     trainers = facts.uses.trainers
     if trainers and all(t.get("eval_dataset") is None and t.get("evaluator") is None for t in trainers):
         line = facts.uses.line_of("eval_strategy")
-        yield Found(f"line {line} sets eval_strategy={asked!r}, and no trainer gets an eval_dataset")
+        yield Found(f"line {line} sets eval_strategy={asked!r}, but no trainer gets an eval_dataset")

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Set max_steps in the training arguments.",
 )
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
-    """Training on a streamed dataset says how many steps it takes.
+    """Training on a streamed dataset has a number of steps.
 
     Why: a stream has no length, so the trainer can't count epochs and refuses to start.
 
@@ -28,4 +28,4 @@ def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
     streamed = any(c.kwargs.get("streaming") is True for c in uses.calls if c.last == "load_dataset" and not c.maybe)
     given = "max_steps" in uses.settings or "**" in uses.settings
     if streamed and uses.trainers and not given and not uses.called("from_generator", "from_list", "take"):
-        yield Found("the dataset is streamed and max_steps is not set")
+        yield Found("the dataset is streamed, but max_steps is not set")

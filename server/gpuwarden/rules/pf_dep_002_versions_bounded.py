@@ -4,7 +4,7 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.ecosystem_tables import read_requirement
 
-# Packages whose interface changed under running scripts within the last year.
+# Packages with incompatible changes of their interface within the last year.
 _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "torch", "unsloth", "diffusers", "vllm"})
 
 
@@ -12,13 +12,13 @@ _MOVING = frozenset({"transformers", "trl", "peft", "accelerate", "datasets", "t
     "PF-DEP-002",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Write a lowest version, such as trl>=1.16.",
+    fix="Add a minimum version, such as trl>=1.16.",
 )
 def versions_bounded(facts: SubmitFacts) -> Iterator[Found]:
-    """Training libraries in the header carry a version.
+    """Training libraries in the header have a version.
 
-    Why: without one, the job takes what is newest on the day it runs. One major version renamed arguments under
-    scripts that worked the day before.
+    Why: without one, the job gets the newest release at the time of the run. A new major version may rename arguments
+    of a script that worked the day before.
 
     Example:
         # dependencies = ["trl"]

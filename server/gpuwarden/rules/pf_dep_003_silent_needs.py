@@ -13,7 +13,7 @@ from gpuwarden.static_analysis.writes import LIGHTNING
 
 @dataclass(frozen=True)
 class _Need:
-    """A package that something needs without a visible import; any one of `names` suffices."""
+    """A package that is needed without a visible import; any one of `names` suffices."""
 
     names: tuple[str, ...]
     why: str
@@ -27,11 +27,10 @@ class _Need:
     fix="Add it to dependencies in the script's header.",
 )
 def silent_needs(facts: SubmitFacts) -> Iterator[Found]:
-    """Packages that are needed without being imported are listed too.
+    """Packages that the script needs without importing them are listed too.
 
-    Why: tokenizers, optimizers, metrics and trackers import their helpers late. "It doesn't look necessary" took
-    sentencepiece out of a conversion script and albumentations out of a detection script, and both failed in odd
-    places.
+    Why: tokenizers, optimizers, metrics and trackers import their helpers late. A conversion script without
+    sentencepiece and a detection script without albumentations both failed in unexpected places.
 
     Example:
         # dependencies = ["transformers>=5", "torch>=2.8"]

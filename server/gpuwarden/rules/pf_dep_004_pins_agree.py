@@ -8,14 +8,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-DEP-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Choose releases that go together, or leave one of them without a condition.",
+    fix="Choose compatible releases, or remove the condition of one of them.",
 )
 def pins_agree(facts: SubmitFacts) -> Iterator[Found]:
-    """The conditions of the header allow releases that accept each other.
+    """The conditions of the header allow compatible releases.
 
-    Why: a resolver ends with an error where every allowed release of one package refuses every allowed release of
-    another, after the machine was rented. What a release asks for comes from the metadata of its wheel, of one release
-    for each minor version.
+    Why: if every allowed release of one package excludes every allowed release of another, the resolver fails, after
+    the machine was rented. The requirements come from the metadata of the wheels, one release for each minor version.
 
     Example:
         # dependencies = ["trl==1.16.0", "transformers==4.46.3"]
@@ -31,6 +30,6 @@ def pins_agree(facts: SubmitFacts) -> Iterator[Found]:
 
     for found in conflicts(header.dependencies):
         message = (
-            f"{found.package} asks for {found.other}{found.asked}, and the header allows {found.other}{found.given}"
+            f"{found.package} requires {found.other}{found.asked}, but the header allows {found.other}{found.given}"
         )
         yield Found(message)

@@ -10,13 +10,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-001",
     gate="submit",
     severity=Severity.UNKNOWN,
-    fix=("Check that the engine is up and that its commands work there.", do(Action.RETRY)),
+    fix=("Check that the engine is up and that its commands work on the machine.", do(Action.RETRY)),
 )
 def engine_answers(facts: SubmitFacts) -> Iterator[Found]:
-    """The engine that would run the job says what it allows.
+    """The engine that would run the job reports its limits.
 
-    Why: a scheduler that is down, too old or answers something unexpected can't be read, and a job that is sent to it
-    blindly may be lost, run twice or wait for ever. What is not known is never read as "no limit".
+    Why: a scheduler may be down, too old or give an unexpected answer. A job that is submitted without its limits may
+    be lost, run twice or wait forever. An unknown limit is never read as "no limit".
 
     Example:
         submit_job(platform="slurm/cluster", script=train)  # its controller is down
@@ -25,8 +25,8 @@ def engine_answers(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="slurm/cluster", script=train)  # once `sinfo` answers again
 
     """
-    unusable = any(f.rule == "PF-PLACE-001" and f.blocks for f in facts.looked)  # which is why, and said by that rule
+    unusable = any(f.rule == "PF-PLACE-001" and f.blocks for f in facts.looked)  # that rule reports the cause
     if isinstance(facts.engine, Unknown) and not unusable:
-        yield Found(f"{facts.spec.platform} does not say what it allows: {facts.engine.why}")
+        yield Found(f"{facts.spec.platform} does not report its limits: {facts.engine.why}")
     elif facts.limits is not None and facts.limits.unread:
-        yield Found(f"{facts.spec.platform} enforces what it does not say: {facts.limits.unread}")
+        yield Found(f"{facts.spec.platform} enforces limits that it does not report: {facts.limits.unread}")

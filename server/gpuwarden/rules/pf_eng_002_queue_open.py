@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix=do(Action.SET_ARGUMENT, "to a queue that is open to you", name="options"),
 )
 def queue_open(facts: SubmitFacts) -> Iterator[Found]:
-    """The engine has the queue that the job goes to, and it is open to this account.
+    """The engine has the job's queue, and the queue is open to this account.
 
-    Why: a job for a queue that does not exist is refused; one for a queue that is down waits until somebody opens it,
-    which may be never; and one for a queue that does not admit the account or the QOS waits for ever.
+    Why: a job for a queue that does not exist is rejected. A job for a queue that is down waits until the queue is
+    opened, and one for a queue that does not admit the account or the QOS waits forever.
 
     Example:
         submit_job(platform="slurm/cluster", options={"partition": "gpus"}, script=train)  # it is called gpu
@@ -31,8 +31,8 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     queue, asked = limits.queue, limits.asked
     if queue is None:
         there = line(", ".join(q.name for q in limits.queues), 300) or "none"
-        what = f"no queue called {asked.queue}" if asked.queue else "no default queue, and none was named"
-        yield Found(f"{facts.spec.platform} has {what}; it has {there}")
+        what = f"no queue {asked.queue}" if asked.queue else "no default queue, and the job names none"
+        yield Found(f"{facts.spec.platform} has {what}; its queues are {there}")
         return
     if queue.open is False:
         yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}: it starts no jobs now")

@@ -15,9 +15,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def walltime_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The allocation is not longer than the queue, the account and the QOS allow.
 
-    Why: an engine takes a job that is too long for its queue and lets it wait for ever, or refuses it. The allocation
-    is the job's timeout with some room to start and to save. A longer job is cut into allocations with
-    `options.walltime_s`: it saves, is queued again and goes on from its checkpoint.
+    Why: an engine rejects a job that is too long for its queue, or accepts it and lets it wait forever. The allocation
+    is the job's timeout with some room to start and to save. `options.walltime_s` splits a longer job into several
+    allocations: it saves, is queued again and continues from its checkpoint.
 
     Example:
         submit_job(platform="slurm/cluster", timeout_s=172_800, script=train)  # the partition's limit is 24 hours
@@ -42,6 +42,6 @@ def walltime_fits(facts: SubmitFacts) -> Iterator[Found]:
         shorter = do(Action.SET_ARGUMENT, name=name, at_most=max(highest, 1))
         several = do(Action.SET_ARGUMENT, alternative=True, name="options.walltime_s", at_most=seconds)
         yield Found(
-            f"the job needs an allocation of {walltime} s, and {what} allows {seconds} s",
+            f"the job needs an allocation of {walltime} s, but {what} allows {seconds} s",
             fix=shorter if cut else (shorter, several),
         )

@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix=do(Action.SET_ARGUMENT, "to one of yours, or leave it out", name="options"),
 )
 def account_known(facts: SubmitFacts) -> Iterator[Found]:
-    """The account and the QOS that the job runs under are this user's.
+    """The job's account and QOS belong to the user.
 
-    Why: an engine that keeps accounts refuses others' or lets the job wait for ever, and what a job uses is taken from
-    somebody's share.
+    Why: an engine with accounting rejects a job under an account of other users or lets it wait forever, and the usage
+    of a job is charged to its account.
 
     Example:
         submit_job(platform="slurm/cluster", options={"account": "vision"}, script=train)  # you are in nlp

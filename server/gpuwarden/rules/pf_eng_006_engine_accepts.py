@@ -9,13 +9,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-006",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Change what the engine refuses.",
+    fix="Change the setting that the engine rejects.",
 )
 def engine_accepts(facts: SubmitFacts) -> Iterator[Found]:
-    """The engine itself would take the job.
+    """The engine itself would accept the job.
 
-    Why: only the engine knows all of its site's limits and plug-ins. It is asked to check exactly this job and to start
-    nothing, so that a refusal comes before anything is sent.
+    Why: only the engine knows all limits and plug-ins of its site. It checks this exact job in a dry run, so that a
+    refusal comes before anything is submitted.
 
     Example:
         submit_job(platform="slurm/cluster", options={"constraint": "a100"}, script=train)  # no machine has that

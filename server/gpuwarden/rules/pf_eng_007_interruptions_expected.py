@@ -11,10 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Save checkpoints often enough, and load the last one at the start.",
 )
 def interruptions_expected(facts: SubmitFacts) -> Iterator[Found]:
-    """It is said when the queue's jobs may be interrupted for the sake of others, and how long they wait then.
+    """The user knows if the queue's jobs may be interrupted for other jobs, and how long they then wait.
 
-    Why: a job that saves nothing starts from its beginning after each interruption. One that may not be restarted is
-    lost at the first.
+    Why: a job without checkpoints starts from its beginning after each interruption. A job that may not be restarted is
+    lost at the first interruption.
 
     Example:
         submit_job(platform="slurm/cluster", options={"partition": "scavenge"}, max_restarts=0, script=train)
@@ -32,7 +32,7 @@ def interruptions_expected(facts: SubmitFacts) -> Iterator[Found]:
     later = f"; it can start again {wait:.0f} s later at the earliest" if wait and queue.preempts != "suspend" else ""
     lost = not facts.spec.max_restarts and queue.preempts != "suspend"
     yield Found(
-        f"a job of the queue {queue.name} may be {what} for another job's sake{grace}{later}"
-        + (", and this one may not be restarted" if lost else ""),
+        f"a job of the queue {queue.name} may be {what} to make room for another job{grace}{later}"
+        + (", and this job may not be restarted" if lost else ""),
         severity=Severity.WARNING if lost else None,
     )

@@ -13,13 +13,13 @@ WORDS: Final = {"cpu": "processors", "mem": "MB of memory", "node": "machines", 
     "PF-ENG-009",
     gate="submit",
     severity=Severity.ERROR,
-    fix=do(Action.SET_ARGUMENT, "to what the account and the QOS allow, or choose another of them", name="options"),
+    fix=do(Action.SET_ARGUMENT, "to the limits of the account and the QOS, or choose another one", name="options"),
 )
 def limits_leave_room(facts: SubmitFacts) -> Iterator[Found]:
-    """The job is not larger than its account and its QOS allow, and their budget of machine time pays for it.
+    """The job fits the limits of its account and its QOS, and their budget of machine time covers it.
 
-    Why: an engine takes a job that is too large for its account and lets it wait for ever. Only a reason in its list
-    says so, such as `QOSMaxCpuPerJobLimit`. Where a budget is used up, nothing of the account starts.
+    Why: an engine accepts a job that is too large for its account and lets it wait forever. The only sign is a reason
+    in its list, such as `QOSMaxCpuPerJobLimit`. If a budget is used up, no job of the account starts.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="a100", gpu_count=8, script=train)  # the QOS allows four
@@ -42,8 +42,8 @@ def _sentence(limit: Ceiling, wanted: int) -> str:
     what = WORDS.get(limit.resource, limit.resource)
     if limit.kind == "minutes":
         left = f"{limit.left:,} of {limit.most:,} minutes of {what} left"
-        return f"{limit.owner} has {left}, and the job may use {wanted:,}"
+        return f"{limit.owner} has {left}, but the job may use {wanted:,}"
     if limit.kind == "job_minutes":
-        return f"{limit.owner} allows a job {limit.most:,} minutes of {what}, and this one may use {wanted:,}"
+        return f"{limit.owner} allows a job {limit.most:,} minutes of {what}, but this one may use {wanted:,}"
     of = "each machine of a job" if limit.kind == "machine" else "a job"
-    return f"{limit.owner} allows {of} {limit.most:,} {what}, and this one asks for {wanted:,}"
+    return f"{limit.owner} allows {of} {limit.most:,} {what}, but this one requests {wanted:,}"

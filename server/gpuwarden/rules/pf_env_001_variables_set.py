@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES, REPORT_V
 def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     """Variables that the script requires are passed to it.
 
-    Why: `os.environ["X"]` raises KeyError; on the new machine nothing of your shell's environment is there.
+    Why: `os.environ["X"]` raises KeyError if X is not set. A new machine does not have your shell's environment.
 
     Example:
         rank = os.environ["LORA_RANK"]  # submit_job(env={})
@@ -29,7 +29,7 @@ def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     if run_by_us:
         given |= RUNNER_VARIABLES
     here = facts.spec.platform.partition("/")[0] in {"local", "rehearsal"}
-    if facts.policy.local.network if here else run_by_us:  # without a network, nothing can be reported
+    if facts.policy.local.network if here else run_by_us:  # a job can't report without a network
         given |= {name for address, key in REPORT_VARIABLES.items() if address not in own for name in (address, key)}
     named: dict[str, int] = {}
     for read in facts.uses.env:

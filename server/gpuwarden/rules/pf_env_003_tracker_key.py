@@ -15,7 +15,7 @@ _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
     """A tracker that needs a key gets one.
 
-    Why: without a terminal nobody can type it, and the run ends at the tracker's first call.
+    Why: a job has no terminal to type it, so the run ends at the tracker's first call.
 
     Example:
         TrainingArguments(output_dir="out", report_to="wandb")  # submit_job(secrets=[])
@@ -29,4 +29,4 @@ def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
     for name in reports if isinstance(reports, list) else [reports]:
         keys = _KEYS.get(name, ()) if isinstance(name, str) else ()
         if keys and not given & set(keys):
-            yield Found(f"the run reports to {name}, and {keys[0]} is not among the secrets")
+            yield Found(f"the run reports to {name}, but {keys[0]} is not among the secrets")

@@ -16,7 +16,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
     """Every repo that the job names exists on the Hub.
 
     Why: an id from memory is often wrong by a letter, and a job that can't find its data fails after the machine
-    was rented. Where the Hub could not be asked, the answer is unknown, which blocks a metered job.
+    was rented. If the Hub does not answer, the result is unknown, which blocks a metered job.
 
     Example:
         load_dataset("trl-lib/capybarra")
@@ -29,7 +29,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            # A name without an owner may be a folder that another program writes. A shipped trainer runs alone.
+            # A name without an owner may be a folder that another program creates. A shipped trainer runs alone.
             certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
             severity = None if certain else Severity.WARNING
             yield Found(f"{fact.where}: {repo.why}", fix=near, severity=severity)

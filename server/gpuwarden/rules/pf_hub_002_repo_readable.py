@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
     """Gated and private repos can be read by the job, and the Hub has disabled none.
 
-    Why: the page of a gated repo is public, so it looks usable; its files answer 403 until somebody accepted the
-    terms. And a job has no token unless one is passed to it. A repo that the Hub disabled gives its files to nobody.
+    Why: the page of a gated repo is public, so it looks usable, but its files answer 403 until the account has accepted
+    the terms. A job has no token unless one is passed to it. The files of a disabled repo can't be read by any account.
 
     Example:
         submit_job(script='AutoModel.from_pretrained("meta-llama/Llama-3.2-1B")', secrets=[])  # gated
@@ -37,5 +37,5 @@ def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{fact.where}: {repo.why}", fix="Try again.", severity=facts.could_not)
         elif (repo.private or repo.gated) and hub and not hub.job_token:
             kind = "private" if repo.private else "gated"
-            message = f"{fact.where} is {kind}, and the job gets no token"
+            message = f"{fact.where} is {kind}, but the job gets no token"
             yield Found(message, fix="Name HF_TOKEN in secrets.", severity=severity)

@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
     """Repos are named by their current ids.
 
-    Why: an old id works through a redirect until somebody takes it for a new repo. From then on the job loads other
-    weights or other data under the name that it always used, and nothing in its log shows the difference.
+    Why: an old id works through a redirect until a new repo takes the name. From then on the job loads other weights or
+    other data under the same name, and its log does not show the difference.
 
     Example:
         AutoModel.from_pretrained("gpt2")
@@ -28,4 +28,4 @@ def repo_renamed(facts: SubmitFacts) -> Iterator[Found]:
     """
     for fact in facts.hub.repos if facts.hub else ():
         if fact.repo.status == "renamed":
-            yield Found(f"{fact.where} is called {fact.repo.id_now} now", fix=f"Write {named(fact.repo.id_now)}.")
+            yield Found(f"{fact.where} is now called {fact.repo.id_now}", fix=f"Use {named(fact.repo.id_now)}.")

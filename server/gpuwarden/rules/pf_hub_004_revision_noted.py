@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def revision_noted(facts: SubmitFacts) -> Iterator[Found]:
     """The revision of each repo is pinned, or at least known.
 
-    Why: `main` moves. The receipt is bound to the revision that was checked, so a repo that changes before the
-    launch sends the job back to preflight. Pinning makes the run itself repeatable: the same script loads the same
-    weights and rows next month.
+    Why: `main` changes. The receipt is bound to the checked revision, so a job whose repo changes before the launch
+    must pass the preflight again. A pinned revision makes the run repeatable: the same script loads the same weights
+    and rows next month.
 
     Example:
         load_dataset("trl-lib/tldr", split="train")
@@ -28,4 +28,4 @@ def revision_noted(facts: SubmitFacts) -> Iterator[Found]:
     """
     for fact in facts.hub.repos if facts.hub else ():
         if fact.repo.exists and not fact.use.revision and fact.use.role != "base" and fact.repo.sha:
-            yield Found(f"{fact.where} is not pinned; its revision is {fact.repo.sha[:12]} now")
+            yield Found(f"{fact.where} is not pinned; its revision is now {fact.repo.sha[:12]}")

@@ -12,10 +12,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix=("Load an adapter as an adapter and a full model as a model.", do(Action.LOOK_AT_REPO)),
 )
 def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
-    """A repo that is loaded as an adapter is one, and fits its base model.
+    """A repo that is loaded as an adapter is an adapter, and a repo that is loaded as a model is a full model.
 
-    Why: merging and GGUF conversion need both an adapter and its base; the wrong kind of repo fails after both were
-    downloaded.
+    Why: merging and GGUF conversion need both an adapter and its base model. The wrong kind of repo fails only after
+    both were downloaded.
 
     Example:
         PeftModel.from_pretrained(base, "Qwen/Qwen2.5-0.5B-Instruct")  # a full model
@@ -37,7 +37,7 @@ def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
         severity = Severity.WARNING if fact.use.maybe else None
         adapter = "adapter_config.json" in names
         if fact.use.role == "adapter" and not adapter:
-            yield Found(f"{fact.where} is loaded as an adapter, and has no adapter_config.json", severity=severity)
+            yield Found(f"{fact.where} is loaded as an adapter, but has no adapter_config.json", severity=severity)
         elif fact.use.role == "model" and adapter and "config.json" not in names:
             base = f"; its base is {fact.repo.base_model[0]}" if fact.repo.base_model else ""
             yield Found(

@@ -10,13 +10,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HUB-007",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Make a token with write access at huggingface.co/settings/tokens and set it as HF_TOKEN.",
+    fix="Create a token with write access at huggingface.co/settings/tokens and set it as HF_TOKEN.",
 )
 def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
-    """The token in use works, and may write where the job pushes.
+    """The token in use is valid and has write access to the job's push targets.
 
-    Why: a trainer creates its repo when it is built or, worse, pushes at the end: a read-only or expired token
-    then costs the whole run.
+    Why: a trainer creates its repo in its constructor or, worse, pushes at the end: a read-only or expired token then
+    costs the whole run.
 
     Example:
         SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org
@@ -29,7 +29,7 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
     if account is None:
         return
     if isinstance(account, Unknown):
-        yield Found(f"whether the token may write could not be checked: {account.why}", severity=facts.could_not)
+        yield Found(f"the token's write access could not be checked: {account.why}", severity=facts.could_not)
         return
     who = account.value
     severity = None if any(not p.maybe for p in facts.uses.pushes) else Severity.WARNING
@@ -37,7 +37,7 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
         yield Found("the Hub refuses the token in use: it is wrong or expired", severity=severity)
         return
     if who.role == "read":
-        yield Found(f"the token of {who.name} can only read, and the job pushes to the Hub", severity=severity)
+        yield Found(f"the token of {who.name} can only read, but the job pushes to the Hub", severity=severity)
         return
     certain = {p.target.partition("/")[0]: not p.maybe for p in facts.uses.pushes if p.target and "/" in p.target}
     for owner, surely in sorted(certain.items()):

@@ -14,7 +14,7 @@ _ENCODERS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForObje
     fix="Train a causal language model with this method.",
 )
 def right_head(facts: SubmitFacts) -> Iterator[Found]:
-    """The model is of the kind that the method trains.
+    """The model has the architecture that the method trains.
 
     Why: an encoder loads as a language model with a head of random numbers, or not at all.
 
@@ -30,4 +30,4 @@ def right_head(facts: SubmitFacts) -> Iterator[Found]:
         return
     wrong = [a for a in model.repo.arch if a.endswith(_ENCODERS)]
     if wrong:
-        yield Found(f"{model.where} is a {wrong[0]}, and {min(facts.uses.methods)} trains language models")
+        yield Found(f"{model.where} is a {wrong[0]}, but {min(facts.uses.methods)} trains language models")

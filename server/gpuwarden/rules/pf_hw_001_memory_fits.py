@@ -7,11 +7,11 @@ from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.setup import run_of
 
 WIDEST: Final = 3.0
-"""An interval whose ends are further apart says too little for a warning."""
+"""The largest ratio of an interval's ends for a warning; a wider interval is too uncertain."""
 REACHED: Final = 0.9
-"""Part of the interval, in logarithms, above which few published peaks are: one in sixteen (`published.py`)."""
+"""Part of the interval, in logarithms, above which there are few published peaks: one in sixteen (`published.py`)."""
 ROUNDED: Final = 0.5
-"""GB that a card's nominal size is rounded by."""
+"""Rounding of a card's nominal size, in GB."""
 
 
 @rule(
@@ -23,10 +23,10 @@ ROUNDED: Final = 0.5
 def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The model and its training state fit into the GPU's memory.
 
-    Why: out of memory is certain where even the lowest estimate does not fit, and likely where only the lowest
-    does. The estimate counts by formula from the model's config.json and says how; sharding over several GPUs is taken
-    into account generously. An estimate wider than three times its lower end warns of nothing,
-    nor does one of which only the highest tenth is too much.
+    Why: the job certainly runs out of memory if even the lowest estimate does not fit, and probably if only the lowest
+    does. The estimate is computed from the model's config.json, and the finding names the formula; sharding over
+    several GPUs is counted generously. An estimate wider than three times its lower end gives no warning, and neither
+    does one of which only the highest tenth is too large.
 
     Example:
         submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)
@@ -39,7 +39,7 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     if model is None or not model.parameters or gpu is None or not facts.uses.trainers:
         return
     need = vram(run_of(facts.uses, model.parameters, None, gpu[1], model.shape))
-    room = gpu[0].gb * gpu[1]  # as if everything could be sharded
+    room = gpu[0].gb * gpu[1]  # assumes that everything can be sharded
     if need.low > room:
         yield Found(f"{model.use.id} needs {need} to train; {gpu[1]} x {gpu[0].name} has {room} GB ({need.how})")
     elif need.low > gpu[0].gb:
@@ -49,9 +49,9 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
             fix="Shard it with FSDP or DeepSpeed ZeRO-3, or take a larger GPU.",
         )
     elif need.within(REACHED) > gpu[0].gb + ROUNDED and need.width <= WIDEST and facts.uses.typed is None:
-        # Trainers with typed settings, which gpuwarden ships, take half the rows at a time where memory runs out.
+        # Shipped trainers, which have typed settings, halve the rows per step if memory runs out.
         yield Found(
             f"{model.use.id} may need more than {gpu[0].name} has: {need} of {gpu[0].gb} GB ({need.how})",
             severity=Severity.WARNING,
-            fix="Try a few steps first; batch size, length and checkpointing decide.",
+            fix="Try a few steps first; the need depends on batch size, length and checkpointing.",
         )

@@ -11,13 +11,13 @@ _FIRST_WITH_WHEELS = 75
     "PF-HW-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Use what this GPU can (fp16, sdpa), or take an Ampere or newer one (A10G, L4, A100, H100).",
+    fix="Use features of this GPU (fp16, sdpa), or choose an Ampere or newer one (A10G, L4, A100, H100).",
 )
 def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
-    """The GPU supports what the script asks of it.
+    """The GPU supports the features that the script uses.
 
-    Why: bf16 and flash attention need compute capability 8.0; a T4 (7.5) or V100 (7.0) refuses them after the model
-    was loaded. The configs of trl ask for bf16 by default.
+    Why: bf16 and flash attention need compute capability 8.0. On a T4 (7.5) or V100 (7.0) they fail after the model
+    was loaded. The configs of trl use bf16 by default.
 
     Example:
         submit_job(gpu="t4-small", script='SFTConfig(output_dir="out", bf16=True)')
@@ -34,11 +34,11 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     if uses.setting("bf16") is True or uses.setting("tf32") is True:
         what = "bf16" if uses.setting("bf16") is True else "tf32"
         yield Found(
-            f"line {uses.line_of(what)} asks for {what}, which {name} does not have",
+            f"line {uses.line_of(what)} uses {what}, which {name} does not have",
             fix=f"Set fp16=True, {what}=False.",
         )
     elif uses.methods and of_trl and "bf16" not in uses.settings and uses.setting("fp16") is not True:
-        yield Found(f"trl asks for bf16 by default, which {name} does not have", fix="Set fp16=True, bf16=False.")
+        yield Found(f"trl uses bf16 by default, which {name} does not have", fix="Set fp16=True, bf16=False.")
     if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
         yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
     header = facts.script.header if facts.script else None
@@ -46,5 +46,5 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     if gpu[0].capability < _FIRST_WITH_WHEELS and not pinned:
         yield Found(
             f"current wheels of torch have no kernels for {name}",
-            fix="Pin a torch of 2025 with CUDA 12.6, or take another GPU.",
+            fix="Pin a torch release of 2025 with CUDA 12.6, or choose another GPU.",
         )

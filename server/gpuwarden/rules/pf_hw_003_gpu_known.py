@@ -8,14 +8,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HW-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Name the GPU as the platform does; its profile lists the words.",
+    fix="Use the platform's name for the GPU; its profile lists the names.",
 )
 def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
-    """The GPU that is asked for is in the table of known GPUs.
+    """The requested GPU is in the table of known GPUs.
 
-    Why: nothing about memory or precision can be checked for a name that has no entry in the table of GPUs. The job
-    is not refused, because platforms add new GPUs faster than tables do. Whether the platform offers it is decided
-    by its quote.
+    Why: memory and precision can't be checked for a name without an entry in the table. The job is not refused, because
+    platforms add new GPUs faster than the table. The platform's quote decides whether it offers the GPU.
 
     Example:
         submit_job(gpu="fast-one")
@@ -27,4 +26,4 @@ def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
     """
     word = facts.spec.gpu
     if word and facts.gpu is None and "cpu" not in word.lower():
-        yield Found(f"{word!r} is not in the table of known GPUs, so what fits on it was not checked")
+        yield Found(f"{word!r} is not in the table of known GPUs, so its memory and features were not checked")

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-HW-005",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Ask for a GPU, such as t4-small or a10g-small.",
+    fix="Request a GPU, such as t4-small or a10g-small.",
 )
 def gpu_asked(facts: SubmitFacts) -> Iterator[Found]:
-    """A job that trains a model asks for a GPU.
+    """A job that trains a model requests a GPU.
 
-    Why: a serverless platform gives a CPU to a job that names no hardware, and the trainer then runs for days at a
-    price that looks low. The timeout ends it, with nothing trained. Scripts that only download or convert don't
-    need a GPU and get no warning.
+    Why: a serverless platform runs a job that names no hardware on a CPU, and the trainer then runs for days at a price
+    that looks low, until the timeout ends it without a trained model. Scripts that only download or convert don't need
+    a GPU and get no warning.
 
     Example:
         submit_job(platform="hf-jobs", script=train)  # no gpu: the platform gives a CPU

@@ -9,10 +9,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-IN-001",
     gate="submit",
     severity=Severity.INFO,
-    fix="Compare it with what the job opens.",
+    fix="Compare the list with the files that the job opens.",
 )
 def inputs_listed(facts: SubmitFacts) -> Iterator[Found]:
-    """The files that are copied to the machine are listed, and those that are left out.
+    """The files that are copied to the machine and those that are left out are listed.
 
     Why: hidden files, environments and caches are left out. A job that needs one of them fails on the machine.
 

@@ -16,9 +16,9 @@ _SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py|ya?ml)$")
     fix="Name the file, or its folder, in inputs.",
 )
 def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
-    """The files that a shipped trainer's settings name are among the inputs.
+    """The files in a shipped trainer's settings are among the inputs.
 
-    Why: a file of this computer is not on the machine that is rented; the trainer ends there at once.
+    Why: a file of this computer is not on the rented machine, so the trainer ends there at once.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "data/train.jsonl"])

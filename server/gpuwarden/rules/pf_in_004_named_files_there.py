@@ -8,10 +8,10 @@ from gpuwarden.static_analysis.command_files import started_file
 
 @rule("PF-IN-004", gate="submit", severity=Severity.WARNING, fix=do(Action.SET_ARGUMENT, name="inputs"))
 def named_files_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The files of the working directory that a command names are among the inputs.
+    """Local files that the command names are among the inputs.
 
-    Why: a job starts in a fresh working folder, which has its inputs and nothing else. The file that `python` or
-    `torchrun` starts is an error where it does not go along; any other file is a warning, since the job may make it.
+    Why: a job starts in a new working folder, which has only its inputs. A missing file that `python` or `torchrun`
+    starts is an error; any other missing file is a warning, since the job may create it.
 
     Example:
         submit_job(command=["python", "train.py", "--config", "sft.yaml"])
@@ -21,12 +21,14 @@ def named_files_there(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.files_here is None or facts.uses.typed is not None:
-        return  # no file can go along; PF-IN-002 reads the settings of shipped trainers
+        return  # the platform takes no files; PF-IN-002 reads the settings of shipped trainers
     started = started_file(facts.spec.command).removeprefix("./")
     for path in facts.files_here:
         severity = Severity.ERROR if path == started else None
-        message = f"the command starts {path}" if severity else f"{path} of the working directory is named"
-        yield Found(f"{message}, and it does not go along", do(Action.SET_ARGUMENT, name="inputs", add=path), severity)
+        message = f"the command starts {path}" if severity else f"the command names {path} of the working directory"
+        yield Found(
+            f"{message}, which is not among the inputs", do(Action.SET_ARGUMENT, name="inputs", add=path), severity
+        )
     there = {file.path for file in facts.inputs}
     if started and not started.startswith("/") and not {*there, *facts.files_here} & {started}:
         yield Found(f"the command starts {started}, which is not among the inputs", severity=Severity.ERROR)

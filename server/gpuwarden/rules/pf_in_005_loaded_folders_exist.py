@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Name the folder in inputs, or correct the path.",
 )
 def loaded_folders_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """A folder that the script loads a model or a dataset from is among the inputs, or made by the script.
+    """A folder from which the script loads a model or a dataset is among the inputs or created by the script.
 
-    Why: the working folder of a rented machine has the inputs and nothing else. A path such as `./model` is never
-    looked up on the Hub, and the load fails after the rental. Where other code may make the folder, it is a question.
+    Why: the working folder of a rented machine has only the inputs. A path such as `./model` is never looked up on the
+    Hub, so the load fails after the rental. If other code may create the folder, this is a warning.
 
     Example:
         AutoModelForCausalLM.from_pretrained("./my-modle")

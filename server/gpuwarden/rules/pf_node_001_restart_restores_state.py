@@ -8,13 +8,13 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-NODE-001",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Load the last whole checkpoint at every start, and rehearse it by killing one worker.",
+    fix="Load the last complete checkpoint at every start, and test this by killing one worker.",
 )
 def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
     """A launcher that restarts workers starts a script that loads its last checkpoint.
 
-    Why: torchrun forms the group again and runs the script from its beginning. Without a load there, each restart
-    begins at step 0, and the run looks healthy.
+    Why: torchrun forms the group again and runs the script from its beginning. If the script loads no checkpoint, each
+    restart begins at step 0, while the run looks healthy.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "--max-restarts=3", "train.py"], inputs=["train.py"])
@@ -25,11 +25,11 @@ def restart_restores_state(facts: SubmitFacts) -> Iterator[Found]:
     """
     launch = facts.launch
     if launch.restarts and launch.restores is False:
-        yield Found(f"workers are restarted up to {launch.restarts} times, and the script loads no saved state")
+        yield Found(f"workers are restarted up to {launch.restarts} times, but the script loads no saved state")
     elif launch.restarts and launch.restores is None:
         yield Found(
-            f"workers are restarted up to {launch.restarts} times; whether they load their saved state is not known",
+            f"workers are restarted up to {launch.restarts} times; it is unknown whether they load their saved state",
             severity=Severity.INFO,
         )
     if launch.fewest is not None and launch.workers is not None and launch.fewest >= launch.workers:
-        yield Found(f"all {launch.workers} workers have to be there: the loss of one pauses the job, then fails it")
+        yield Found(f"all {launch.workers} workers are required: the loss of one pauses the job, then fails it")

@@ -13,10 +13,10 @@ MASKS_S = 1800.0
     fix="Set a timeout of some minutes, longer than the slowest save, and leave asynchronous error handling on.",
 )
 def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
-    """A group of nodes notices within minutes that one of its ranks is dead.
+    """A group of nodes detects a dead rank within minutes.
 
-    Why: the others wait for it in a collective, all nodes are billed meanwhile, and after half an hour the log says
-    "timeout" where the cause was out of memory.
+    Why: the other ranks wait for it in a collective while all nodes are billed, and after half an hour the log reports
+    "timeout" although the cause was out of memory.
 
     Example:
         submit_job(command=["torchrun", "--nnodes=2", "train.py", "--ddp_timeout", "7200"], inputs=["train.py"])
@@ -32,4 +32,4 @@ def dead_rank_noticed(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"collectives wait {wait / 60:.0f} minutes for a dead rank")
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if facts.spec.env.get(name) == "0":
-            yield Found(f"with {name}=0 nothing ends the other ranks when one dies")
+            yield Found(f"{name}=0 keeps the other ranks running when one dies")

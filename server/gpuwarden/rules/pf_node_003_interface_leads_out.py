@@ -15,9 +15,9 @@ _NOWHERE = re.compile(r"(lo|docker\d*|br-\w*|virbr\d*|veth\w*|cni\d*)")
     fix="Name the interface that leads to the other nodes, or leave the variable out.",
 )
 def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
-    """The interface that is set for ranks on several nodes leads to the other nodes.
+    """The network interface for ranks on several nodes leads to the other nodes.
 
-    Why: over the loopback or a bridge of containers they never meet. The job hangs at its start, and all nodes are
+    Why: ranks can't connect over the loopback or a container bridge. The job hangs at its start while all nodes are
     billed.
 
     Example:
@@ -33,4 +33,4 @@ def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
         value = facts.spec.env.get(name, "")
         words = [] if value.startswith("^") else [word for word in value.lstrip("=").split(",") if word]
         if words and all(_NOWHERE.fullmatch(word) for word in words):
-            yield Found(f"{name} is {line(value, 60)}, which leads to no other node")
+            yield Found(f"{name} is {line(value, 60)}, which does not lead to other nodes")

@@ -8,15 +8,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-NODE-004",
     gate="submit",
     severity=Severity.INFO,
-    fix="Before a long run, look at such nodes together once, in an allocation like this one.",
+    fix="Before a long run, test such nodes together once, in an allocation like this one.",
 )
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
-    """It is said when a job goes to several nodes that nobody has looked at.
+    """The user knows if a job runs on several nodes that were not checked.
 
     Why: one node with a dead fabric manager, another packet size or another version of NCCL hangs the whole group. An
-    engine chooses the nodes after the job was submitted, so this gate can't look at them. On Slurm the job looks at its
-    own nodes when it starts, and ends before its command where they can't work together; the ways between them and an
-    all-reduce are not part of that look.
+    engine chooses the nodes after the submit, so this gate can't check them. On Slurm, the job checks its own nodes at
+    the start and ends before its command if they can't work together; this check does not include the network between
+    them or an all-reduce.
 
     Example:
         submit_job(platform="slurm/cluster", options={"nodes": 8}, timeout_s=86400, script=train)
@@ -26,4 +26,4 @@ def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.nodes > 1:
-        yield Found(f"which {facts.nodes} nodes the job gets, and whether they can work together, is not known yet")
+        yield Found(f"the {facts.nodes} nodes of the job, and whether they can work together, are not known yet")

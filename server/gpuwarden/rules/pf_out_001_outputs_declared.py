@@ -11,16 +11,16 @@ from gpuwarden.rules.facts import SubmitFacts
     severity=Severity.ERROR,
     fix=do(
         Action.SET_ARGUMENT,
-        "to the files or folders that the job must leave behind, relative to its working folder",
+        "to the files or folders that the job must produce, relative to its working folder",
         name="outputs",
     ),
 )
 def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The job declares what it will leave behind.
+    """The job declares its outputs.
 
-    Why: only declared outputs can be pulled, verified and protected from a teardown. Without any, the job's files
-    end with the machine, and the teardown gate has nothing to compare. On a computer that nobody bills, this is a
-    warning.
+    Why: only declared outputs can be pulled, verified and protected from a teardown. Without outputs, the job's files
+    are lost with the machine, and the teardown gate can't compare anything. On a platform that is not metered, this is
+    a warning.
 
     Example:
         submit_job(script=train, outputs=[])
@@ -32,4 +32,4 @@ def outputs_declared(facts: SubmitFacts) -> Iterator[Found]:
     if facts.spec.outputs:
         return
     severity = None if facts.metered else Severity.WARNING
-    yield Found("no outputs are declared: nothing of this job would be kept", severity=severity)
+    yield Found("no outputs are declared, so no file of this job would be kept", severity=severity)

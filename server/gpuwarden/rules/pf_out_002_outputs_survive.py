@@ -9,15 +9,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-OUT-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Write to a path that outlives it, name an artifact store, or pull before it.",
+    fix="Write to a path that survives, name an artifact store, or pull in time.",
 )
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
-    """Outputs are written to paths that survive what will happen to the machine.
+    """Outputs are written to paths that survive the planned teardown, the job's end and interruptions.
 
-    Why: each platform wipes other paths at other moments. A path that dies although the same machine has one that lives
-    is a mistake. Where every path dies with the teardown, pulling first is the only way, which the teardown gate will
-    insist on. Where the platform itself ends the machine with the job, such as a managed job's, only an artifact store
-    is left.
+    Why: each platform deletes different paths at different times. A path that does not survive is a mistake if the same
+    machine has one that does. If no path survives the teardown, you must pull first, and the teardown gate requires it.
+    If the platform itself ends the machine with the job, such as for a managed job, only an artifact store helps.
 
     Example:
         submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
@@ -37,9 +36,9 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     path = profile.place_of(output)
     ends = not profile.survives(path, "job_end", requested=asked)
     if ends and not spec.artifact_store:
-        yield Found(f"{output} is deleted when the job ends, before anybody can pull it")
+        yield Found(f"{output} is deleted when the job ends, before it can be pulled")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
-        held = Severity.WARNING if ends and spec.artifact_store else None  # it is uploaded as it is saved
+        held = Severity.WARNING if ends and spec.artifact_store else None  # it is uploaded right after each save
         yield Found(f"{output} is deleted when the platform takes the machine back", severity=held)
     if ends and spec.artifact_store:
         return
@@ -52,12 +51,12 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     )
     if better:
         yield Found(
-            f"{output} is deleted by {spec.teardown}; {', '.join(better)} would outlive it",
+            f"{output} is deleted by {spec.teardown}; {', '.join(better)} would survive",
             fix=f"Write it below {better[0]}.",
         )
     else:
         yield Found(
             f"{output} is deleted by {spec.teardown}, as is every path of this machine",
-            fix="Nothing now: pull and verify it before teardown; the teardown gate waits for that.",
+            fix="Nothing now: pull and verify it before the teardown; the teardown gate requires that.",
             severity=Severity.WARNING,
         )

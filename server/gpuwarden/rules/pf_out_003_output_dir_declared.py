@@ -12,10 +12,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Add the script's output_dir to outputs.",
 )
 def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The folder that the trainer writes to is among the outputs.
+    """The trainer's output folder is among the outputs.
 
-    Why: only declared outputs are pulled, verified and protected. A declared folder that the script never writes
-    protects nothing.
+    Why: only declared outputs are pulled, verified and protected. Declaring a folder that the script never writes does
+    not protect its results.
 
     Example:
         submit_job(script='TrainingArguments(output_dir="checkpoints")', outputs=["out"])
@@ -34,6 +34,6 @@ def output_dir_declared(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(
             f"{f'line {line}' if line else 'the command line'} writes to {folder}; outputs are {listed}",
             fix=f"Add {folder}.",
-            # A shipped trainer writes nowhere else, so that nothing at all would be kept.
+            # A shipped trainer writes nowhere else, so none of its files would be kept.
             severity=Severity.ERROR if facts.uses.typed is not None and facts.metered else None,
         )

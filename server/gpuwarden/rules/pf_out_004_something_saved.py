@@ -25,8 +25,8 @@ _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     """A script that trains also saves.
 
-    Why: a loop without a save ends well and leaves nothing. The trainers of transformers and trl save by
-    themselves, unless save_strategy="no" turns that off; a file of metrics does not replace that.
+    Why: a loop without a save succeeds without a result. The trainers of transformers and trl save by themselves,
+    unless save_strategy="no" turns that off; a file of metrics does not replace the model.
 
     Example:
         for batch in batches:
@@ -43,7 +43,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     if uses.trainers:
         kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls)
         if uses.setting("save_strategy") == "no" and not kept:
-            yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and nothing else saves")
+            yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and the script has no other save")
         return
     if not any(c.last == "backward" for c in uses.calls):
         return
@@ -52,4 +52,4 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     elif not any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls):
         written = [PurePosixPath(w.path) if w.path else None for w in uses.writes]
         if written and all(path is not None and path.suffix in _TEXTS for path in written):
-            yield Found(f"the script trains, and all that it saves is text: {written[0]}")
+            yield Found(f"the script trains but saves only text: {written[0]}")

@@ -12,16 +12,16 @@ _REPOS = ("/hub/models/", "/hub/datasets/")
     "PF-OUT-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Save the model there, or declare the place where the script saves it.",
+    fix="Save the model there, or declare the path where the script saves it.",
 )
 def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     """The script writes every output that the job declares.
 
-    Why: a declared output is a promise of the spec, not of the script. A script that never pushes loses its model
-    where the spec names a repo, and nothing fails. The saves of trainers and the calls that save or push are
-    compared with the outputs. If code that can't be read here may write too, or if the script saves to another
-    folder that outlives the job, it is a warning instead of a refusal.
-    A script without a single call, such as one that only says where it has moved, writes nothing either.
+    Why: a declared output is a promise of the spec, not of the script. If the spec names a repo and the script never
+    pushes, the model is lost and nothing fails. The saves of trainers and the calls that save or push are compared with
+    the outputs. If code that can't be analyzed may write too, or if the script saves to another folder that survives
+    the job, this is a warning instead of an error. A script without any call, such as a note on its new location,
+    writes nothing either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -41,7 +41,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
-    """Report a repo that nothing is pushed to."""
+    """Report a declared repo to which the script does not push."""
     pushes = facts.uses.pushes
     wanted = "/".join(output.split("/")[3:5])
     if any(p.target == wanted and not p.maybe for p in pushes):
@@ -51,19 +51,19 @@ def _pushed(facts: SubmitFacts, output: str) -> Iterator[Found]:
     message = f"nothing in the script pushes to {wanted}" + (f"; it pushes to {others}" if others else "")
     fix = f'Push to it: push_to_hub=True and hub_model_id="{wanted}", or model.push_to_hub("{wanted}").'
     if possible:
-        yield Found(f"whether the script pushes to {wanted} is not known", fix=fix, severity=Severity.WARNING)
+        yield Found(f"it is unknown whether the script pushes to {wanted}", fix=fix, severity=Severity.WARNING)
     else:
         yield _judged(facts, message, fix)
 
 
 def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
-    """Report a file or folder that nothing is saved to."""
+    """Report a declared file or folder to which the script does not save."""
     writes = facts.uses.writes
     if any(w.path is not None and not w.maybe and _overlap(facts, w.path, output) for w in writes):
         return
     unclear = next((w for w in writes if w.path is None or _overlap(facts, w.path, output)), None)
     if unclear is not None:
-        message = f"whether the script saves to {output} is not known: line {unclear.line} saves with {unclear.via}"
+        message = f"it is unknown whether the script saves to {output}: line {unclear.line} saves with {unclear.via}"
         yield Found(message, severity=Severity.INFO if unclear.path is None else Severity.WARNING)
         return
     elsewhere = sorted({w.path for w in writes if w.path})
@@ -77,15 +77,15 @@ def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
 
 
 def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
-    """Return a refusal; a question where code that can't be read may write, or where nothing is lost."""
+    """Return an error; a warning if code that can't be analyzed may write, or if the platform is not metered."""
     unseen = facts.uses.savers
     if unseen:
-        return Found(f"{message}; {unseen[0]} may, which is not read here", fix=fix, severity=Severity.WARNING)
+        return Found(f"{message}; {unseen[0]}, which is not analyzed, may do so", fix=fix, severity=Severity.WARNING)
     return Found(message, fix=fix, severity=None if facts.metered else Severity.WARNING)
 
 
 def _outlives(facts: SubmitFacts, path: str) -> bool:
-    """Return whether a path is still there when the job has ended."""
+    """Return whether a path survives the job's end."""
     profile = facts.profile
     return profile is not None and profile.survives(
         profile.place_of(path), "job_end", requested=facts.spec.durable_storage
@@ -93,7 +93,7 @@ def _outlives(facts: SubmitFacts, path: str) -> bool:
 
 
 def _overlap(facts: SubmitFacts, path: str, output: str) -> bool:
-    """Return true if one of two paths contains the other, from the job's working folder."""
+    """Return true if one of two paths, relative to the job's working folder, contains the other."""
     place = facts.profile.place_of if facts.profile is not None else str
     one, other = (PurePosixPath(posixpath.normpath(place(p))) for p in (path, output))
     return one.is_relative_to(other) or other.is_relative_to(one)

@@ -11,11 +11,11 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Fix the place, or choose another platform.",
 )
 def place_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """The place where the job would run can be used.
+    """The machine on which the job would run can be used.
 
-    Why: a folder that can't be written or a program that is missing ends a job before it begins. Only a place that
-    exists already can be probed, such as this computer or a host that is reached over SSH. A machine that is still
-    to be rented is probed when it has started, and a problem there ends the rental.
+    Why: a job fails before its start if a folder can't be written or a program is missing. Only a place that already
+    exists can be probed, such as this computer or a host reached over SSH. A machine that is still to be rented is
+    probed when it has started, and a problem there ends the rental.
 
     Example:
         submit_job(platform="ssh/box", script=train)  # the remote directory can't be written

@@ -6,23 +6,23 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.env_and_shell import installed
 
-_NO_NETWORK = "Install them next to gpuwarden, or let a person set network = true under [local] in the policy."
+_NO_NETWORK = "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy."
 _NO_UV_THERE = "Choose a place or an image that has it, or change the header."
 _NO_UV = (
-    "Install uv there, which brings what a header asks for, or install these packages for that Python.",
-    "A person may let gpuwarden bring uv to machines of SSH: bring_uv = true under [hosts] in the policy.",
+    "Install uv there, which installs the packages of a header, or install these packages for that Python.",
+    "The user may allow gpuwarden to copy uv to SSH machines: bring_uv = true under [hosts] in the policy.",
 )
 
 
 @rule("PF-PLACE-003", gate="submit", severity=Severity.ERROR, fix=_NO_UV)
 def packages_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The place has the Python and the packages that the program needs, or uv brings them.
+    """The place has the Python and the packages that the program needs, or uv can install them.
 
-    Why: where uv is missing, a script would run with whatever packages the machine has, and end at its first import.
-    A place that exists already is asked before anything is sent: which Python a script gets there, what that Python
-    has, whether uv is there, and whether a command's own Python finds its imports. Of a cluster that is its login node,
-    whose Python or uv starts the script; of Ray the Python of its nodes, of Kubernetes what the name of the image says.
-    What only the login node lacks for a command is a warning.
+    Why: without uv, a script would run with the machine's own packages and fail at its first import. A place that
+    already exists is checked before anything is sent: the Python of a script and its packages, the presence of uv, and
+    whether a command's own Python finds its imports. For a cluster, the login node is checked, whose Python or uv
+    starts the script; for Ray, the Python of its nodes; for Kubernetes, the name of the image. If only the login node
+    lacks something for a command, this is a warning.
 
     Example:
         # dependencies = ["torch>=2.8"]
@@ -34,7 +34,7 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
     """
     if isinstance(facts.readiness, Unknown):
         if not any(f.blocks for f in facts.looked):
-            yield Found(f"what the place has is not known: {facts.readiness.why}", "Try again.", facts.could_not)
+            yield Found(f"the place could not be checked: {facts.readiness.why}", "Try again.", facts.could_not)
         return
     if facts.readiness is None:
         return
@@ -45,17 +45,17 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
     elif there.trouble:
         yield Found(there.trouble, "Fix the `# /// script` block.")
     elif not there.starts_header and there.uv is Uv.MISSING:
-        message = f"the header asks for {asked}, which Python {there.python} {where} does not have"
+        message = f"the header requires {asked}, which Python {there.python} {where} does not have"
         yield Found(f"{message}, and uv is not {where}")
     elif not there.starts_header and there.uv is Uv.UNUSED:
-        python = f"Python {there.python} {where}" if there.python else f"what is {where}"
-        message = f"the header asks for {asked}, and {python} does not have it; uv starts no job there"
+        python = f"Python {there.python} {where}" if there.python else f"the environment {where}"
+        message = f"the header requires {asked}, but {python} does not have it; uv starts no job there"
         own = facts.script is not None and installed(facts.script.uses.shells, "pip")
-        yield Found(message, _NO_UV_THERE, Severity.WARNING if own else None)  # a script that installs some itself
+        yield Found(message, _NO_UV_THERE, Severity.WARNING if own else None)  # the script installs packages itself
     elif not there.starts_header:
-        yield Found(f"the header asks for {asked}, and a job there has no network for uv to bring it", _NO_NETWORK)
+        yield Found(f"the header requires {asked}, but a job there has no network for uv to fetch it", _NO_NETWORK)
     elif there.unmet and there.uv is Uv.BROUGHT:
-        yield Found(f"uv is brought to the place for {asked}", "Nothing to do.", Severity.INFO)
+        yield Found(f"gpuwarden copies uv to the place to install {asked}", "Nothing to do.", Severity.INFO)
     if there.no_modules:
         names, program = ", ".join(there.no_modules), facts.spec.command[0]
         cure = "Install them there, or submit the program as a script, whose header uv satisfies."

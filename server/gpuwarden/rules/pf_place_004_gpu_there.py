@@ -9,16 +9,16 @@ from gpuwarden.rules.facts import SubmitFacts
 
 _CURE = (
     "Choose a platform that has it.",
-    do(Action.LEAVE_OUT_ARGUMENT, "to take what is there", alternative=True, name="gpu"),
+    do(Action.LEAVE_OUT_ARGUMENT, "to use the hardware of the place", alternative=True, name="gpu"),
 )
 
 
 @rule("PF-PLACE-004", gate="submit", severity=Severity.ERROR, fix=_CURE)
 def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
-    """A place that exists already has the GPUs that are asked for.
+    """A place that already exists has the requested GPUs.
 
-    Why: on a machine without the GPU a trainer stops at its first CUDA call, or trains on the CPU for days. GPUs that
-    can't be seen, and names that are not known, are a warning.
+    Why: on a machine without the GPU, a trainer stops at its first CUDA call, or trains on the CPU for days. If
+    its GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is a warning.
 
     Example:
         submit_job(platform="ssh/box", script=train, gpu="H100")  # the machine has one L4
@@ -35,12 +35,12 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     names, wanted = facts.readiness.value.gpus, gpu_of(asked)
     if names is None:
         why = facts.readiness.value.gpus_why
-        yield Found(f"whether the place has {asked} is not known: {why}", severity=facts.could_not)
+        yield Found(f"it is unknown whether the place has {asked}: {why}", severity=facts.could_not)
         return
     fit = [name for name in names if _is(name, asked)]
     count = wanted[1] * facts.spec.gpu_count if wanted else facts.spec.gpu_count
     if not names:
-        yield Found(f"{asked} is asked for, and the place has no GPU")
+        yield Found(f"{asked} is requested, but the place has no GPU")
     elif len(fit) < count:
         known = wanted is not None and all(gpu_of(name) for name in names)
         have = f"{len(fit)} of {count} {asked}" if fit else f"no {asked}"
@@ -48,7 +48,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _is(name: str, asked: str) -> bool:
-    """Return whether the driver's name of a GPU means the one that is asked for, of either size of memory."""
+    """Return whether the driver's name of a GPU means the requested one, with any size of memory."""
     found, wanted = gpu_of(name), gpu_of(asked)
     if found and wanted:
         return found[0].name.partition("-")[0] == wanted[0].name.partition("-")[0]

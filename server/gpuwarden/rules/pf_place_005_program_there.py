@@ -10,14 +10,14 @@ from gpuwarden.static_analysis.command_files import started_file
     "PF-PLACE-005",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Install it there, or name it by its whole path there.",
+    fix="Install it there, or use its full path there.",
 )
 def program_there(facts: SubmitFacts) -> Iterator[Found]:
     """The program that a command starts, and the absolute paths that it names, exist at the place.
 
-    Why: a program that is not on the job's PATH, or a script that is not where the command says, ends the job at once.
-    A place that exists already is asked. Another file than the one that is started is a warning, since the job may
-    make it; so is what the login node of a cluster lacks, since its other machines may have it.
+    Why: the job ends at once if its program is not on the PATH or its script is not at the given path. A place that
+    already exists is checked. A missing file other than the started one is a warning, since the job may create it. So
+    is a program or file that the login node of a cluster lacks, since its other machines may have it.
 
     Example:
         submit_job(platform="ssh/box", command=["torchrun", "/data/train.py"])  # no torchrun on the PATH there

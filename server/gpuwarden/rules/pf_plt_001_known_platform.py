@@ -9,12 +9,12 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name one of the platforms that have a profile.",
+    fix="Use a platform that has a profile.",
 )
 def known_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The platform has a profile.
 
-    Why: without a profile nobody knows what a stop destroys or what keeps billing, so nothing can be promised.
+    Why: without a profile, the effects of a stop on files and billing are unknown, so no output can be protected.
 
     Example:
         submit_job(platform="runpood", script=train)
@@ -28,4 +28,4 @@ def known_platform(facts: SubmitFacts) -> Iterator[Found]:
         near = difflib.get_close_matches(facts.spec.platform, facts.platforms, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         there = f"{', '.join(real)}, and rehearsal/NAME of a rented one"
-        yield Found(f"unknown platform {facts.spec.platform!r}{meant}; known are {there}")
+        yield Found(f"unknown platform {facts.spec.platform!r}{meant}; known platforms: {there}")

@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def allowed_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows the platform.
 
-    Why: the person who pays decides where money may be spent. The policy is a file of the user; a job, a tool call
-    or a text that an agent has read can't change it. Patterns such as `vast*` are allowed in it.
+    Why: the user who pays decides where money may be spent. The policy is the user's file; a job, a tool call or a text
+    that an agent has read can't change it. It may contain patterns such as `vast*`.
 
     Example:
         submit_job(platform="runpod", script=train)  # policy: platforms = ["local", "ssh/*"]

@@ -11,11 +11,11 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use another platform, or rehearse this one.",
 )
 def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """Jobs can be run on the platform from here.
+    """Jobs can run on the platform from this machine.
 
     Why: gpuwarden has a backend for some platforms and only a profile for others: their storage and billing rules
-    are known, and instances are rented by hand in their console. The refusal comes before the script is checked or
-    a price is asked for. Such a platform can still be rehearsed, with pretended instances and pretended money.
+    are known, but you rent their instances in the console. The refusal comes before the script is checked or a price is
+    requested. Such a platform can still be rehearsed, with simulated instances and simulated money.
 
     Example:
         submit_job(platform="featurize", script=train)  # gpuwarden can't rent there
@@ -26,4 +26,4 @@ def platform_usable(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.unusable:
-        yield Found(f"jobs can't be run on {facts.spec.platform} from here: {facts.unusable}")
+        yield Found(f"gpuwarden can't run jobs on {facts.spec.platform}: {facts.unusable}")

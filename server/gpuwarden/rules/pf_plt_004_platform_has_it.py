@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLT-004",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Ask for what the platform has, or try another one.",
+    fix="Request hardware that the platform offers, or try another platform.",
 )
 def platform_has_it(facts: SubmitFacts) -> Iterator[Found]:
-    """The platform rents what is asked: this GPU, this storage, this kind of machine, now.
+    """The platform offers the requested GPU, storage and kind of machine now.
 
-    Why: a platform says at once and for nothing that it does not offer a GPU, a kind of storage or an interruptible
-    instance, or that none is free at the moment. Renting would fail in the same way, after the inputs were packed
-    and a receipt was issued. This is different from an unknown price, which PF-COST-001 handles.
+    Why: a free query shows at once if a platform does not offer a GPU, a kind of storage or an interruptible instance,
+    or if none is free at the moment. Otherwise the rental would fail, after the inputs were packed and a receipt was
+    issued. PF-COST-001 handles an unknown price.
 
     Example:
         submit_job(platform="lambda", gpu="gpu_8x_h100_sxm5")  # sold out in every region
@@ -26,4 +26,4 @@ def platform_has_it(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.unsold:
-        yield Found(f"{facts.spec.platform} does not rent that: {facts.unsold}")
+        yield Found(f"{facts.spec.platform} does not offer the requested machine: {facts.unsold}")

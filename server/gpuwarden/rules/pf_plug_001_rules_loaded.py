@@ -9,12 +9,12 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLUG-001",
     gate="submit",
     severity=Severity.UNKNOWN,
-    fix=("Fix or uninstall the package that brings the rule.", do(Action.DOCTOR, "to see which package that is")),
+    fix=("Fix or uninstall the package of the rule.", do(Action.DOCTOR, "to see which package that is")),
 )
 def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
-    """Every rule that an installed package brings can be loaded.
+    """Every rule of an installed package can be loaded.
 
-    Why: a rule that is left out in silence lets through what it was installed to stop.
+    Why: if a rule is skipped silently, jobs that it was installed to stop would pass.
 
     Example:
         # An installed package brings a rule that imports a module which this version of gpuwarden lacks.

@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def token_passed(facts: SubmitFacts) -> Iterator[Found]:
     """A job that pushes to the Hub gets a token.
 
-    Why: without one the push answers 401, at the start with a trainer, at the very end without.
+    Why: without a token, the push fails with 401: at the start with a trainer, otherwise at the very end.
 
     Example:
         submit_job(script='model.push_to_hub("me/model")', secrets=[])
@@ -28,4 +28,4 @@ def token_passed(facts: SubmitFacts) -> Iterator[Found]:
         push = min(facts.uses.pushes, key=lambda p: p.maybe)
         where = f"line {push.line}" if push.line else "the command line"
         severity = None if facts.metered and not push.maybe else Severity.WARNING
-        yield Found(f"{where} pushes to the Hub ({push.via}), and HF_TOKEN is not among the secrets", severity=severity)
+        yield Found(f"{where} pushes to the Hub ({push.via}), but HF_TOKEN is not among the secrets", severity=severity)

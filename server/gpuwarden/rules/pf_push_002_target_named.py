@@ -11,10 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix='Set hub_model_id="owner/name".',
 )
 def target_named(facts: SubmitFacts) -> Iterator[Found]:
-    """A push says where it goes.
+    """A push names its target repo.
 
-    Why: without hub_model_id the repo is named after output_dir, in the namespace of whoever the token belongs to:
-    two runs with the same output_dir overwrite each other, and nobody finds the result.
+    Why: without hub_model_id, the repo is named after output_dir, in the namespace of the token's owner: two runs with
+    the same output_dir overwrite each other, and the result is hard to find.
 
     Example:
         SFTConfig(output_dir="out", push_to_hub=True)

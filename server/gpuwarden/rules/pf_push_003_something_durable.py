@@ -8,13 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PUSH-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), write to a mounted bucket, or set keep.",
+    fix="Push to the Hub (push_to_hub, hub_model_id and HF_TOKEN in secrets), write to a mounted bucket, "
+    "or name an artifact store.",
 )
 def something_durable(facts: SubmitFacts) -> Iterator[Found]:
-    """A job on a platform that wipes the machine at its end stores its results elsewhere itself.
+    """On a platform that deletes the machine at the job's end, the job itself stores its results elsewhere.
 
-    Why: there is nothing left to pull from after the job ended. A job that only writes to its disk loses
-    everything, silently and with success.
+    Why: after the end of the job, there is no machine to pull from. A job that only writes to its disk succeeds and
+    silently loses everything.
 
     Example:
         submit_job(platform="hf-jobs", script='trainer.save_model("out")', outputs=["out"])
@@ -31,6 +32,6 @@ def something_durable(facts: SubmitFacts) -> Iterator[Found]:
         o for o in spec.outputs if profile.survives(profile.place_of(o), "job_end", requested=spec.durable_storage)
     ]
     if not lives:
-        message = f"{spec.platform} deletes the job's files when it ends, and nothing is surely pushed anywhere"
+        message = f"{spec.platform} deletes the job's files when it ends, and no push is certain"
         question = pushes or facts.uses.savers
         yield Found(message, severity=Severity.WARNING if question else None)

@@ -11,12 +11,12 @@ HUB_PATH = "/hub/models/"
     "PF-PUSH-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix=do(Action.SET_ARGUMENT, "with the repo added, to have it verified", name="outputs"),
+    fix=do(Action.SET_ARGUMENT, "with the repo added, so that it is verified", name="outputs"),
 )
 def push_is_declared(facts: SubmitFacts) -> Iterator[Found]:
-    """The repo that a serverless job pushes to is among its outputs.
+    """The target repo of a serverless job's push is among its outputs.
 
-    Why: only declared outputs are verified. A push that half worked looks like success in the log.
+    Why: only declared outputs are verified. A partial push looks like success in the log.
 
     Example:
         submit_job(platform="hf-jobs", script='model.push_to_hub("me/model")', outputs=["out"])

@@ -11,11 +11,11 @@ from gpuwarden.rules.facts import SubmitFacts
     fix='Use optim="adamw_torch" unless the memory is needed; it is safe with QLoRA, and once a run has worked.',
 )
 def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
-    """The optimizer is the plain one where nothing else is needed.
+    """A first run uses the plain optimizer unless the memory is needed.
 
-    Why: 8-bit optimizers need bitsandbytes with kernels for the CUDA version of the image; in a first run they are
-    one more thing to fail. They save about 6 bytes for each trained parameter, which matters for full fine-tuning
-    and hardly for LoRA.
+    Why: 8-bit optimizers need bitsandbytes with kernels for the CUDA version of the image, which is one more possible
+    failure of a first run. They save about 6 bytes for each trained parameter, which matters for full fine-tuning but
+    hardly for LoRA.
 
     Example:
         TrainingArguments(output_dir="out", optim="adamw_bnb_8bit")

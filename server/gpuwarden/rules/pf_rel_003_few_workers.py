@@ -10,13 +10,13 @@ MOST = 4
     "PF-REL-003",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Take 4 or fewer per GPU unless the machine surely has the cores, the memory and the shared memory.",
+    fix="Use 4 or fewer per GPU unless the machine certainly has the cores, the memory and the shared memory.",
 )
 def few_workers(facts: SubmitFacts) -> Iterator[Found]:
     """Data is loaded by a few workers.
 
-    Why: each worker is a process with its own copy of the data; small instances have four cores, containers 64 MB
-    of shared memory, and what the kernel kills first is the job.
+    Why: each worker is a process with its own copy of the data. Small instances have four cores, containers 64 MB of
+    shared memory, and the kernel kills the job first.
 
     Example:
         TrainingArguments(output_dir="out", dataloader_num_workers=32)

@@ -4,7 +4,7 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
-# Inputs of each method that its trainer takes as they are.
+# Inputs that the trainer of each method accepts without changes.
 _PAIRS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/ultrafeedback_binarized")
 _PROMPTS = ("Qwen/Qwen2.5-0.5B-Instruct", "trl-lib/DeepMath-103K")
 _KNOWN_GOOD = {
@@ -30,8 +30,8 @@ _KNOWN_GOOD = {
 def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
-    Why: when a proven script fails, it is the inputs; when a new one fails, it may be anything. The trainers that
-    gpuwarden ships, unchanged, count as proven: its tests run each of them to the end. So does a script whose first
+    Why: if a proven script fails, the cause is in the inputs; if a new script fails, it may be anywhere. The unchanged
+    trainers of gpuwarden count as proven, because its tests run each of them to the end. So does a script whose first
     step was rehearsed on this machine with the same arguments.
 
     Example:
@@ -57,7 +57,7 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _inputs(facts: SubmitFacts) -> str:
-    """Return inputs that suit the script's one method; none if it reads columns itself, which others may lack."""
+    """Return known inputs for the script's one method; none if it reads columns itself, which they may lack."""
     known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
     if len(known) != 1 or known[0] is None or facts.uses.reads or facts.uses.row_functions:
         return ""

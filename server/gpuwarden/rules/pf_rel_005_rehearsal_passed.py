@@ -14,8 +14,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def rehearsal_passed(facts: SubmitFacts) -> Iterator[Found]:
     """The rehearsal of the script found no fault.
 
-    Why: what fails in the first minute here fails in the first minute on a rented machine. An error that no substitute
-    can have caused is refused; any other one is a warning, because a small model or a few rows may be the reason.
+    Why: a script that fails in the first minute here also fails in the first minute on a rented machine. An error that
+    no substitute can have caused closes the gate. Any other error is a warning, because the small substitute model or
+    the few rows may be the cause.
 
     Example:
         Trainer(model=model, args=args, tokenizer=tokenizer)

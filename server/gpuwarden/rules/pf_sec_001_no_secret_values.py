@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SEC-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Take the value out, name its variable in secrets, and revoke it if it was shown to anybody.",
+    fix="Remove the value, name its variable in secrets, and revoke the value if it was disclosed.",
 )
 def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
     """The command, the script and the environment contain no secret value.
 
-    Why: arguments are visible to every process of the machine, and specs are stored in the ledger. Secrets travel
-    by name only; their values come from the user's environment and reach the job through a pipe. A value that was
-    written down once should be revoked.
+    Why: arguments are visible to every process of the machine, and specs are stored in the ledger. Secrets are passed
+    by name only; their values come from the user's environment and reach the job through a pipe. Revoke a value that
+    was written down once.
 
     Example:
         submit_job(env={"HF_TOKEN": "hf_..."}, script=train)  # the value itself
@@ -27,4 +27,4 @@ def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for leak in facts.leaks:
-        yield Found(f"{leak.where} contains what looks like {leak.looks_like}")
+        yield Found(f"{leak.where} seems to contain {leak.looks_like}")

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SEC-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Ask the user to set it in the environment that gpuwarden runs in.",
+    fix="Ask the user to set it in gpuwarden's environment.",
 )
 def secrets_set(facts: SubmitFacts) -> Iterator[Found]:
     """Every named secret has a value.
 
     Why: a job that can't log in fails after the machine was rented, often late: at the first push, or when a gated
-    model is downloaded. Only the name of a secret is part of a job. Its value is read from gpuwarden's own
-    environment at the launch, so it has to be set there, not in the shell of whoever asks.
+    model is downloaded. Only the name of a secret is part of a job. Its value is read from gpuwarden's own environment
+    at the launch, so it must be set there, not in the shell of the caller.
 
     Example:
         submit_job(secrets=["HF_TOKEN"], script=train)  # HF_TOKEN is not set where gpuwarden runs
@@ -26,4 +26,4 @@ def secrets_set(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     for name in facts.unset_secrets:
-        yield Found(f"the secret {name} is named, but has no value here")
+        yield Found(f"the secret {name} has no value in gpuwarden's environment")

@@ -11,10 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Leave it out, or ask the user to add its name to allowed in the policy's [secrets].",
 )
 def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
-    """Every named secret is allowed by the user, and none is the key of an account.
+    """The user's policy allows every named secret, and none is the key of an account.
 
-    Why: a job can send what it is given anywhere. Whoever has the key of an account can rent and destroy every
-    machine of it, past both gates, so no policy can allow that one.
+    Why: a job can send its secrets anywhere. The key of an account can rent and destroy every machine of the account,
+    past both gates, so no policy can allow it.
 
     Example:
         submit_job(secrets=["VAST_API_KEY"], script=train)  # rents and destroys every machine
@@ -27,7 +27,7 @@ def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
         if name in facts.account_secrets:
             yield Found(
                 f"{name} is, or contains, a key that rents and ends machines; jobs never receive it",
-                "Leave it out; gpuwarden itself uses it, on this side.",
+                "Leave it out; only gpuwarden uses it, on this machine.",
             )
         elif not facts.policy.secrets.allows(name):
-            yield Found(f"the user's policy does not let a job have the secret {name}")
+            yield Found(f"the user's policy does not allow the secret {name} for jobs")

@@ -13,9 +13,9 @@ from gpuwarden.rules.facts import SubmitFacts
 def inputs_not_secret(facts: SubmitFacts) -> Iterator[Found]:
     """No input looks like a secret, by its name or by its content.
 
-    Why: inputs are copied to a machine that others own, and stay on its disk. A key that is stored in a folder of
-    code is copied with it and appears in no argument of the call. Both file names and contents are checked, against
-    the patterns that are used for logs.
+    Why: inputs are copied to a machine of another owner and stay on its disk. A key in a folder of code is copied with
+    it, although no argument of the call names it. Both file names and contents are checked against the patterns that
+    are also used for logs.
 
     Example:
         submit_job(inputs=["code", "id_ed25519"], script=train)

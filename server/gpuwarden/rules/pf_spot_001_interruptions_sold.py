@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SPOT-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Set interruptible to false, or choose a platform that sells interruptible machines.",
+    fix="Set interruptible to false, or choose a platform that offers interruptible machines.",
 )
 def interruptions_sold(facts: SubmitFacts) -> Iterator[Found]:
-    """An interruptible machine is asked for only where it is sold.
+    """The platform offers interruptible machines if the job requests one.
 
-    Why: the request would be refused, or quietly be filled at the full price. Where a platform sells interruptible
-    machines, it may take them back at any moment; where it does not, `interruptible` would promise a discount and a
-    risk that both don't exist, and the cost that was shown for approval would be wrong.
+    Why: otherwise the platform rejects the request, or silently fulfils it at the full price. A platform may take back
+    an interruptible machine at any time. If it offers none, neither the discount nor the risk exists, and the cost that
+    was shown for approval would be wrong.
 
     Example:
         submit_job(platform="lambda", interruptible=True, script=train)
@@ -26,4 +26,4 @@ def interruptions_sold(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     if facts.spec.interruptible and facts.profile is not None and not facts.profile.spot.offered:
-        yield Found(f"{facts.spec.platform} sells no interruptible machines")
+        yield Found(f"{facts.spec.platform} offers no interruptible machines")

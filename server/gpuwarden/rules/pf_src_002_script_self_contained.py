@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
     """A script that imports third-party packages declares them in a PEP 723 header.
 
-    Why: a fresh machine has none of them, and what an image happens to contain changes from one day to the next.
+    Why: a new machine has none of these packages, and the content of an image may change at any time.
 
     Example:
         import torch
@@ -31,6 +31,6 @@ def script_self_contained(facts: SubmitFacts) -> Iterator[Found]:
     if script is None or script.error or not imported:
         return
     if script.header is None:
-        yield Found(f"the script imports {imported} and has no header that declares them")
+        yield Found(f"the script imports {imported}, but has no header that declares them")
     elif not script.header.dependencies:
         yield Found(f"the script imports {imported}, but its header declares no dependencies")

@@ -13,10 +13,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use the raw address of the file.",
 )
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
-    """A script that is given as a URL is a file there, not a page about a file.
+    """The URL of a script is that of the file itself, not of a page about it.
 
-    Why: the address in the browser shows a page; what arrives is HTML, and Python says so only when it runs. Where
-    the address was asked, its answer counts too.
+    Why: the address in the browser is that of a page. Its download is HTML, and Python fails only when it runs it. If
+    gpuwarden fetched the address, the response counts too.
 
     Example:
         submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])

@@ -9,14 +9,15 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-STORE-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Ask the user to fix the address, the rights or the variables, or leave keep out and pull the outputs.",
+    fix="Ask the user to fix the address, the rights or the variables, "
+    "or leave out the artifact store and pull the outputs.",
 )
 def store_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The artifact store can be read from here, and the uploader's credentials are set.
 
-    Why: a store that nobody can read proves nothing at the teardown gate, and an upload without credentials fails on a
-    machine that bills. The uploader's credentials have names of their own (GPUWARDEN_STORE_AWS_ACCESS_KEY_ID,
-    GPUWARDEN_STORE_HF_TOKEN), so that a key that may only write goes to the machine, and the one that reads stays here.
+    Why: a store that can't be read proves nothing at the teardown gate, and an upload without credentials fails on a
+    billed machine. The uploader's credentials have separate names (GPUWARDEN_STORE_AWS_ACCESS_KEY_ID,
+    GPUWARDEN_STORE_HF_TOKEN), so that a write-only key can go to the machine while the key that reads stays here.
 
     Example:
         submit_job(artifact_store="s3://runs/team-a")  # there is no such bucket, or no key for it
@@ -27,10 +28,10 @@ def store_usable(facts: SubmitFacts) -> Iterator[Found]:
     """
     if isinstance(facts.artifact_store, Unknown):
         yield Found(
-            f"whether {facts.spec.artifact_store} can be read is unknown: {facts.artifact_store.why}",
+            f"it is unknown whether {facts.spec.artifact_store} can be read: {facts.artifact_store.why}",
             severity=facts.could_not,
         )
     elif facts.artifact_store is not None and facts.artifact_store.value:
         yield Found(f"{facts.spec.artifact_store} can't be used: {facts.artifact_store.value}")
     for name in facts.unset_store_keys:
-        yield Found(f"{name} has no value here; the machine needs it to upload to {facts.spec.artifact_store}")
+        yield Found(f"{name} is not set here; the machine needs it to upload to {facts.spec.artifact_store}")

@@ -10,13 +10,13 @@ from gpuwarden.static_analysis.env_and_shell import installed
     "PF-SYS-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Install it first: apt-get update, then apt-get install -y -qq build-essential cmake (or what is needed).",
+    fix="Install it first: apt-get update, then apt-get install -y -qq build-essential cmake (or the needed packages).",
 )
 def programs_installed(facts: SubmitFacts) -> Iterator[Found]:
-    """System programs that the script starts are installed by it.
+    """The script installs the system programs that it starts.
 
-    Why: slim images have neither compilers nor git extensions; the build then dies in its first line. On a machine
-    of your own they may well be there, so it is a warning.
+    Why: slim images have neither compilers nor git extensions, so a build fails in its first line. Your own machine may
+    have them, so this is a warning there.
 
     Example:
         subprocess.run(["cmake", "-B", "build"], check=True)

@@ -27,5 +27,5 @@ def cmake_not_make(facts: SubmitFacts) -> Iterator[Found]:
     for shell in shells:
         if shell.program == "make":
             severity = Severity.ERROR if llama else None
-            fix = "" if llama else "Prefer the project's CMake build where it has one."
+            fix = "" if llama else "Prefer the project's CMake build if it has one."
             yield Found(f"line {shell.line} builds with make", fix=fix, severity=severity)

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-SYS-003",
     gate="submit",
     severity=Severity.INFO,
-    fix="Pass check=True and print stdout and stderr when it fails, or don't capture them.",
+    fix="Pass check=True and print stdout and stderr on a failure, or don't capture them.",
 )
 def output_shown(facts: SubmitFacts) -> Iterator[Found]:
     """Programs that the script starts show their output and stop the script when they fail.
 
-    Why: when the job failed, a captured error message is the one thing that is missing. A program that fails
-    without stopping the script is worse: the script goes on with half a build, and the error that ends the job has
-    another cause than the one that it names.
+    Why: after a failure, a captured error message is missing from the log. A program that fails without stopping the
+    script is worse: the script continues with a partial build, and the error that ends the job does not name the actual
+    cause.
 
     Example:
         subprocess.run(["nvidia-smi"], capture_output=True)
@@ -28,4 +28,4 @@ def output_shown(facts: SubmitFacts) -> Iterator[Found]:
         if shell.hidden:
             yield Found(f"line {shell.line} captures the output of {shell.program} and never shows it")
         elif not shell.checked:
-            yield Found(f"line {shell.line} goes on when {shell.program} fails")
+            yield Found(f"line {shell.line} continues if {shell.program} fails")

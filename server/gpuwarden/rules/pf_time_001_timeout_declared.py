@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The job has a timeout.
 
-    Why: a platform's default ends long jobs in the middle (30 minutes is common), and a job without any limit
-    bills until somebody looks.
+    Why: a platform's default ends long jobs too early (30 minutes is common), and a job without any limit is billed
+    until you notice it.
 
     Example:
         submit_job(script=train)
@@ -30,6 +30,6 @@ def timeout_declared(facts: SubmitFacts) -> Iterator[Found]:
     if default is not None:
         yield Found(f"no timeout is set; the platform would end the job after {default} s")
     elif facts.metered:
-        yield Found("no timeout is set; nothing would end a job that hangs, and the meter would run on")
+        yield Found("no timeout is set; a job that hangs would never end, and would still be billed")
     else:
-        yield Found("no timeout is set; nothing would end a job that hangs", severity=Severity.WARNING)
+        yield Found("no timeout is set; a job that hangs would never end", severity=Severity.WARNING)

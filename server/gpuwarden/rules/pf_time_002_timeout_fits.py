@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import MARGIN, SubmitFacts
 def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The timeout is at least 30 % above the estimate.
 
-    Why: set-up, downloads and saving take time that estimates forget; a job that ends before its last save lost it.
+    Why: estimates often omit the time for setup, downloads and saving; a job that ends before its last save loses it.
 
     Example:
         submit_job(script=train, estimate_s=3_600, timeout_s=3_600)
@@ -29,6 +29,6 @@ def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     needed = round(spec.estimate_s * MARGIN)
     if spec.timeout_s < needed:
         yield Found(
-            f"the timeout is {spec.timeout_s} s, the estimate {spec.estimate_s} s; 30 % of room make it {needed} s",
+            f"the timeout is {spec.timeout_s} s, the estimate {spec.estimate_s} s; with 30 % of room it is {needed} s",
             fix=do(Action.SET_ARGUMENT, name="timeout_s", at_least=needed),
         )

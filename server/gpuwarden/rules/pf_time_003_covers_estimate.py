@@ -9,9 +9,9 @@ from gpuwarden.static_analysis.estimate.setup import run_of
 from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 
 SHORT_S: Final = 180
-"""Seconds below which a rented machine often does not get past the start."""
+"""Seconds below which a rented machine often does not complete the start."""
 WHOLE_S: Final = 90
-"""Seconds that a rented machine surely needs to start, import, load a model, train on a whole dataset and save."""
+"""Seconds that a rented machine certainly needs to start, import, load a model, train on a whole dataset and save."""
 # Settings, flags and methods that make a run shorter than its data.
 _LIMITS: Final = frozenset(
     """max_steps max_train_steps num_train_steps total_steps max_iters max_iterations max_updates fast_dev_run max_time
@@ -27,12 +27,12 @@ _PARTS: Final = ("select", "take", "head", "islice", "sample", "Subset", "from_d
     fix=(do(Action.SET_ARGUMENT, "higher", name="timeout_s"), "Or shorten the job."),
 )
 def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
-    """The timeout is not below what the job will surely take.
+    """The timeout is not below the least time that the job certainly needs.
 
-    Why: a job that can't finish in time is money spent on nothing. The estimate is a wide interval. A timeout is
-    refused that is below half of its lower end, or below the least that so many steps take with any model; one below
-    the lower end itself is a warning, and so is one that a slow start alone can use up. Where the number of steps is
-    not known, less than a minute and a half is refused if nothing in the script makes the run shorter than its data.
+    Why: a job that can't finish in time wastes money. The estimate is a wide interval. A timeout is an error if it is
+    below half of the interval's lower end, or below the least time that its steps take with any model. It is a warning
+    if it is below the lower end itself, or if a slow start alone can use it up. If the number of steps is unknown, less
+    than a minute and a half is an error unless the script makes the run shorter than its data.
 
     Example:
         submit_job(gpu="t4-small", script=three_epochs_of_an_8b_model, timeout_s=600)
@@ -54,7 +54,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         message = f"the timeout is {timeout} s; even at its fastest the job takes {time} ({time.how})"
         yield Found(message, severity=None if sure else Severity.WARNING)
     elif least is not None and least > timeout:
-        yield Found(f"the timeout is {timeout} s; the start and the steps of any model take {least:.0f} s at least")
+        yield Found(f"the timeout is {timeout} s; the start and the steps of any model take at least {least:.0f} s")
     elif uses.trainers and facts.metered and timeout < SHORT_S:
         named = {name for call in uses.calls for name, value in call.kwargs.items() if value not in (-1, None)}
         splits = [call.get("split", default="train") for call in uses.calls if call.last == "load_dataset"]
@@ -62,13 +62,13 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         shorter = (named | uses.flags.keys()) & _LIMITS or "**" in uses.settings or uses.called(*_PARTS)
         start = f"image, packages and weights alone take {START_S[0]:.0f} to {START_S[1]:.0f} s"
         if least is None and timeout < WHOLE_S and whole and not shorter:
-            yield Found(f"the timeout is {timeout} s; {start}, and nothing limits the steps of this run")
+            yield Found(f"the timeout is {timeout} s; {start}, and the steps of this run have no limit")
         else:
             yield Found(f"the timeout is {timeout} s; {start}", severity=Severity.WARNING)
 
 
 def _rows(facts: SubmitFacts) -> int | None:
-    """Return the rows of the only dataset, None where there are several or the script chooses among them."""
+    """Return the number of rows of the only dataset, None for several or if the script selects among the rows."""
     if facts.hub is None or facts.uses.called("select", "take", "filter"):
         return None
     splits = {
@@ -81,7 +81,7 @@ def _rows(facts: SubmitFacts) -> int | None:
 
 
 def sliced(split: str, rows: int | None) -> int | None:
-    """Return the rows of a split with a slice such as `train[:1000]`; None for one in another form."""
+    """Return the number of rows of a split with an optional slice such as `train[:1000]`; None for other forms."""
     found = re.fullmatch(r"\w+(?:\[:(\d+)(%?)\])?", split)
     if found is None or rows is None or found[1] is None:
         return rows if found else None

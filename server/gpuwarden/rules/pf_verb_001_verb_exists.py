@@ -13,9 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def verb_exists(facts: SubmitFacts) -> Iterator[Found]:
     """The platform supports the intended teardown.
 
-    Why: where a machine can't be stopped, a plan to stop it ends in a meter that runs on. The intended teardown
-    also decides which outputs survive, so a verb that the platform lacks makes the check of the output paths
-    meaningless.
+    Why: if a machine can't be stopped, it stays billed after a planned stop. The intended teardown also decides which
+    outputs survive, so a verb that the platform lacks makes the check of the output paths meaningless.
 
     Example:
         submit_job(platform="lambda", teardown="stop", script=train)  # instances can only be terminated

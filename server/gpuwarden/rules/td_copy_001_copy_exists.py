@@ -12,8 +12,8 @@ SHOWN = 5
 def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared file that the teardown destroys has a copy elsewhere, equal by digest.
 
-    Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it. A copy is one that was
-    pulled, or an object of the artifact store whose own checksum there equals the machine's file.
+    Why: "saved" in a log is a claim. A file whose only copy is on the machine is lost with it. A copy is a pulled file,
+    or an object of the artifact store whose own checksum there equals that of the machine's file.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/model.safetensors exists only on the machine
@@ -31,4 +31,4 @@ def copy_exists(facts: TeardownFacts) -> Iterator[Found]:
         names = ", ".join(f.path for f in bare[:SHOWN]) + more
         what = f"{counted(len(bare), 'declared file')}, {sum(f.size for f in bare):,} bytes"
         store = f". {facts.store}: {facts.store_why}" if facts.store_why else ""
-        yield Found(f"{facts.verb} deletes what has no copy, {what}: {names}{store}")
+        yield Found(f"{facts.verb} deletes files without a copy, {what}: {names}{store}")

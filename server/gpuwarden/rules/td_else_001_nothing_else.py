@@ -11,16 +11,16 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-ELSE-001",
     gate="teardown",
     severity=Severity.WARNING,
-    fix="Make sure that nobody needs it.",
+    fix="Make sure that it is no longer needed.",
 )
 def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
-    """Nothing else uses the machine.
+    """No other process or recent file is on the machine.
 
-    Why: a person's own shell, download or file there ends with it too. gpuwarden does not decide whether that
-    matters, so it is shown to whoever approves.
+    Why: the user's own shell, download or file there is lost with the machine too. gpuwarden can't decide whether that
+    matters, so it is shown to the approver.
 
     Example:
-        teardown_request(job_id="j1", verb="terminate")  # somebody edits /opt/notes.txt in vim there
+        teardown_request(job_id="j1", verb="terminate")  # the user edits /opt/notes.txt in vim there
 
     Instead:
         teardown_request(job_id="j1", verb="terminate")  # only the job's own processes and files were found
@@ -29,7 +29,7 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     if facts.gone:
         return
     if isinstance(facts.disclosure, Unknown):
-        yield Found(f"what else uses the machine could not be determined: {facts.disclosure.why}")
+        yield Found(f"other uses of the machine could not be determined: {facts.disclosure.why}")
         return
     found = facts.disclosure.value
     if not found.complete:
@@ -37,7 +37,7 @@ def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     if found.processes:
         strangers = counted(len(found.processes), "process", "processes")
         yield Found(f"{strangers} that belong to no job: {'; '.join(found.processes[:5])}")
-    files = [f for f in found.files if not checkpoint_like(f.path)]  # TD-ELSE-002 speaks of the others
+    files = [f for f in found.files if not checkpoint_like(f.path)]  # TD-ELSE-002 reports the others
     if files:
         names = ", ".join(f.path for f in files[:5])
         yield Found(f"{counted(len(files), 'recent file')} that no job declared: {names}")

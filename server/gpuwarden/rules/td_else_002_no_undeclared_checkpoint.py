@@ -17,10 +17,10 @@ SHOWN = 5
     fix=(do(Action.PULL, "for each of these paths", also=("PATH",)), do(Action.VERIFY)),
 )
 def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
-    """No checkpoint is stored on the machine that no output covers.
+    """The declared outputs cover every checkpoint on the machine.
 
-    Why: a job that saved elsewhere than it declared leaves its weights where no proof covers them, and one word would
-    delete them. They are declared and pulled after the fact, or a person at a terminal gives them up by name.
+    Why: no proof covers the weights of a job that saved to an undeclared path, and the teardown would delete them.
+    Declare and pull them afterwards, or let the user accept their loss by name at a terminal.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there

@@ -15,9 +15,9 @@ from gpuwarden.rules.facts import TeardownFacts
 def job_ended(facts: TeardownFacts) -> Iterator[Found]:
     """The job has ended, or is paused.
 
-    Why: a running job may still be writing, and a preempted one may come back for its files. A paused one has no
-    process; after a stop it resumes on its machine, after a termination from a copy. A job in an unknown
-    state counts as running: its machine did not answer, which is not evidence that the job has ended.
+    Why: a running job may still be writing, and a preempted one may still need its files. A paused job has no process;
+    after a stop it resumes on its machine, after a termination from a copy. A job in an unknown state counts as
+    running: that its machine did not answer is no evidence that the job has ended.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the job is running

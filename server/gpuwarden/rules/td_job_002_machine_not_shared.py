@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def machine_not_shared(facts: TeardownFacts) -> Iterator[Found]:
     """No other job uses the machine.
 
-    Why: several jobs may run on one instance, and stopping or terminating it ends them all. The proof that one
-    job's outputs were copied covers no file of another job, so each of them has to end and to be pulled first.
+    Why: several jobs may run on one instance, and stopping or terminating it ends them all. The proof for one job's
+    outputs covers no file of another job, so each job must end and be pulled first.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # j2 runs on the same instance

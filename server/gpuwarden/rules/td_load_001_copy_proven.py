@@ -17,10 +17,10 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found complete since it last changed.
 
-    Why: equal digests prove that the copy is the file; only loading proves that the file is a checkpoint. A file that
-    nothing here can read is a warning when its copy equals the machine's file by digest: copied, load not proven. So is
-    a picture, a table or a log that is broken there too. A file that begins like a format that is read here is judged,
-    whatever its name. What is only in an artifact store was not loaded here, so that is a warning as well.
+    Why: equal digests prove that the copy equals the file; only loading proves that the file is a checkpoint. A file of
+    no readable format is a warning if its copy equals the machine's file by digest: copied, load not proven. So is a
+    picture, a table or a log that is equally broken on the machine. A file that begins like a readable format is
+    verified whatever its name. A file that is only in an artifact store was not loaded here, so it is a warning too.
 
     Example:
         pull_artifacts(job_id="j1")
@@ -34,14 +34,14 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
-    # A copy that was refuted is not made better by another one of the same bytes.
+    # A second copy of the same bytes does not improve a refuted copy.
     left_unproven = all(f.stored for f in facts.dying) and facts.copy_verdict in {None, Verdict.UNKNOWN}
     unread = [f for f in facts.dying if not f.copied or left_unproven]
     if unread:
         what = counted(len(unread), "file")
         yield Found(
             f"{what} kept in {facts.store}, load not proven: each object there equals the machine's file by checksum",
-            fix=(do(Action.PULL), "or let a person decide: the files are safe, whether they load is unknown."),
+            fix=(do(Action.PULL), "or let the user decide: the files are safe, but it is unknown whether they load."),
             severity=Severity.WARNING,
         )
     if left_unproven:
@@ -51,21 +51,21 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
         what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(
-            f"{what} copied, load not proven: nothing here can read {names}. Each copy equals the machine's",
-            fix="Look at the copies, or declare narrower outputs.",
+            f"{what} copied, load not proven: {names} can't be read here. Each copy equals the machine's file",
+            fix="Check the copies, or declare narrower outputs.",
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is Verdict.REFUTED and facts.copy_aside:
         broken, names = counted(len(facts.copy_aside), "file"), ", ".join(facts.copy_aside[:3])
         yield Found(
-            f"{broken} broken on the machine as in the copy, none of them a checkpoint: {names}",
-            fix="Look at the copies; what is lost in them is lost there, too.",
+            f"{broken} broken on the machine and in the copy, none of them a checkpoint: {names}",
+            fix="Check the copies; the originals on the machine are broken in the same way.",
             severity=Severity.WARNING,
         )
     elif facts.copy_verdict is not Verdict.PROVEN:
         said = "; ".join(facts.copy_problems[:3]) or "inconclusive"
-        # What a failed job left is often torn. Where the copy equals it, nothing is lost that was there.
+        # A failed job often leaves incomplete files. If the copy equals them, the teardown loses no data.
         torn_there = facts.job_state is not Job.SUCCEEDED and facts.copy_equal
         severity = Severity.WARNING if torn_there else None
-        same = "The machine's files are the same, so another copy changes nothing. A person decides." * facts.copy_equal
+        same = "The machine's files are the same, so another copy does not help. The user decides." * facts.copy_equal
         yield Found(f"the copy is {facts.copy_verdict}: {said}", fix=same, severity=severity)

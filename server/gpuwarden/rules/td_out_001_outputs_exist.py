@@ -8,13 +8,13 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-OUT-001",
     gate="teardown",
     severity=Severity.WARNING,
-    fix="Look for it under another name before you say yes.",
+    fix="Search for it under another name before you approve.",
 )
 def outputs_exist(facts: TeardownFacts) -> Iterator[Found]:
     """Every declared output exists.
 
-    Why: a job that saved to another path than it declared leaves its results in files that no copy and no proof
-    covers. The teardown would destroy them without another finding, so look for them before you approve it.
+    Why: no copy and no proof covers the results of a job that saved to an undeclared path. The teardown would destroy
+    them without another finding, so search for them before you approve it.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs are ["out", "logs"], and logs does not exist

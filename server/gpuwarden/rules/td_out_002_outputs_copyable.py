@@ -9,14 +9,14 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-OUT-002",
     gate="teardown",
     severity=Severity.ERROR,
-    fix="Have the job write plain files with plain names.",
+    fix="Change the job to write plain files with plain names.",
 )
 def outputs_copyable(facts: TeardownFacts) -> Iterator[Found]:
     """Everything below a declared output can be copied.
 
     Why: links that leave their folder, sockets and names that can't be decoded as UTF-8 are not pulled, so no proof
-    covers them. A followed link could copy any file of the machine, or hide that the real checkpoint is outside of
-    the declared outputs.
+    covers them. Following a link could copy any file of the machine, or hide that the real checkpoint is outside of the
+    declared outputs.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # out/cache is a link to /opt/cache

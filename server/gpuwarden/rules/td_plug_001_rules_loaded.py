@@ -9,12 +9,12 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-PLUG-001",
     gate="teardown",
     severity=Severity.UNKNOWN,
-    fix=("Fix or uninstall the package that brings the rule.", do(Action.DOCTOR, "to see which package that is")),
+    fix=("Fix or uninstall the package of the rule.", do(Action.DOCTOR, "to see which package that is")),
 )
 def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
-    """Every rule that an installed package brings can be loaded.
+    """Every rule of an installed package can be loaded.
 
-    Why: a rule that is left out in silence lets a machine end that it was installed to keep.
+    Why: if a rule is skipped silently, machines that it was installed to protect would end.
 
     Example:
         # An installed package brings a rule that imports a module which this version of gpuwarden lacks.

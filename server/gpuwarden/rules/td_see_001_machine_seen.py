@@ -9,14 +9,14 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-SEE-001",
     gate="teardown",
     severity=Severity.UNKNOWN,
-    fix="Call again in a minute. A machine that is off has to be started on its platform first.",
+    fix="Call again in a minute. Start a machine that is off on its platform first.",
 )
 def machine_seen(facts: TeardownFacts) -> Iterator[Found]:
-    """The machine and its files can be seen.
+    """The machine and its files can be read.
 
-    Why: what can't be seen can't be proven safe. A provider that does not answer and a machine that can't be
-    reached leave the files unknown, and unknown is never treated as empty: an unreachable machine may have the only
-    copy of a finished model.
+    Why: files that can't be read can't be proven safe. If the provider does not answer or the machine can't be reached,
+    the files are unknown, and unknown is never treated as empty: an unreachable machine may have the only copy of a
+    finished model.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the machine does not answer, so its files are unknown

@@ -8,13 +8,13 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-VERB-001",
     gate="teardown",
     severity=Severity.ERROR,
-    fix="Ask for the other verb.",
+    fix="Request the other verb.",
 )
 def verb_exists(facts: TeardownFacts) -> Iterator[Found]:
     """The platform supports the requested verb.
 
-    Why: some platforms sell instances that can only be terminated. A shutdown from inside such a machine ends the
-    operating system and leaves the meter running, so it is never used as a replacement for a missing stop.
+    Why: some platforms offer only instances that can't be stopped, only terminated. A shutdown from inside such a
+    machine ends the operating system, but the machine is still billed, so it never replaces a missing stop.
 
     Example:
         teardown_request(job_id="j1", verb="stop")  # the platform can only terminate

@@ -8,12 +8,12 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-VERB-002",
     gate="teardown",
     severity=Severity.WARNING,
-    fix="Terminate instead, once everything is safe.",
+    fix="Terminate instead, once all outputs are safe.",
 )
 def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
     """The verb ends all billing.
 
-    Why: on most platforms a stopped machine keeps billing for its disk, for as long as nobody looks.
+    Why: on most platforms, the disk of a stopped machine is billed until the machine is terminated.
 
     Example:
         teardown_request(job_id="j1", verb="stop")  # the disk is still billed
@@ -24,11 +24,11 @@ def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
     """
     meter = facts.profile.meter
     if facts.verb not in meter.stops_on:
-        yield Found(f"{facts.verb} does not stop the meter on {facts.profile.title}", severity=Severity.ERROR)
+        yield Found(f"{facts.verb} does not stop billing on {facts.profile.title}", severity=Severity.ERROR)
     elif names := facts.profile.residue(facts.verb, requested=facts.durable_storage):
-        delete = "Delete it in the platform's console once nothing on it is needed."
+        delete = "Delete it in the platform's console once you no longer need its content."
         yield Found(
-            f"{' and '.join(names)} keeps billing after {facts.verb} on {facts.profile.title}: "
+            f"{' and '.join(names)} is still billed after {facts.verb} on {facts.profile.title}: "
             f"{meter.note or 'see its profile'}",
             delete if facts.verb == "terminate" else "",
         )

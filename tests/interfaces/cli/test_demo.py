@@ -82,7 +82,7 @@ def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.prove
-def test_a_standing_order_ends_the_night_s_machine_and_its_twin_bills_until_nine(tmp_path: Path) -> None:
+def test_automatic_teardown_ends_a_machine_at_night_and_another_bills_until_nine(tmp_path: Path) -> None:
     done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

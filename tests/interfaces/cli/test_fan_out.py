@@ -70,7 +70,7 @@ def test_a_grid_is_checked_launched_followed_and_drawn(script: str, tmp_path: Pa
         pytest.param((), id="nothing"),
     ],
 )
-def test_what_is_no_roster_is_refused_before_anything_is_asked(
+def test_what_is_no_manifest_is_refused_before_anything_is_asked(
     script: str, tmp_path: Path, words: tuple[str, ...], wording: Wording
 ) -> None:
     done = in_process(tmp_path / "home", "fan-out", "--on", PLATFORM, "--output", "out", *words, "--json", script)

@@ -16,7 +16,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import parse_yaml
 from gpuwarden.interfaces.cli import main
-from gpuwarden.interfaces.cli.knowledge_maintenance import look_over
+from gpuwarden.interfaces.cli.knowledge_maintenance import check_references
 from wording import Wording
 
 LESSON = (
@@ -93,14 +93,14 @@ def test_diagnose_on_the_command_line(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_needs_a_look_depends_on_the_day() -> None:
-    fresh, old = look_over(date(2026, 11, 21), 6), look_over(date(2028, 1, 1), 6)
+    fresh, old = check_references(date(2026, 11, 21), 6), check_references(date(2028, 1, 1), 6)
     assert fresh.ok and fresh.issues == [], [f"{i.file}:{i.line} {i.message}" for i in fresh.issues[:5]]
     assert not old.ok and len(old.issues) > 400
     urgent = [i.urgent for i in old.issues]
     assert urgent[0] and urgent == sorted(urgent, reverse=True), "money and destruction first"
     assert {i.file.split("/")[0] for i in old.issues} >= {"profiles", "training", "gotchas"}
     with pytest.raises(BadRequest):
-        look_over(date(2026, 11, 21), -1)
+        check_references(date(2026, 11, 21), -1)
 
 
 @pytest.mark.slow

@@ -277,13 +277,13 @@ def test_one_server_runs_over_a_ledger_and_is_found(ctx: Context) -> None:
 @pytest.mark.attack("http", "listens on ::1, where a browser looks for localhost first")
 def test_the_same_port_of_the_other_loopback_address_is_taken_too() -> None:
     with running.listen("127.0.0.1", 0) as listener:
-        twin = running.listen_twin(listener)
-        if twin is None:
+        other = running.listen_on_ipv6(listener)
+        if other is None:
             pytest.skip("this machine has no IPv6")
-        with twin:
-            assert twin.getsockname()[:2] == ("::1", listener.getsockname()[1])
+        with other:
+            assert other.getsockname()[:2] == ("::1", listener.getsockname()[1])
             with pytest.raises(Conflict):
-                running.listen_twin(listener)
+                running.listen_on_ipv6(listener)
 
 
 async def test_a_watch_that_dies_is_started_again(tmp_path: Path) -> None:

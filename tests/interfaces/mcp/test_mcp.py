@@ -242,7 +242,7 @@ async def test_whatever_a_job_can_say_can_be_said_to_the_tool(ctx: Context) -> N
     async with talking(ctx) as talk:
         tools = {tool.name: tool for tool in (await talk.client.list_tools()).tools}
     said = set(tools["submit_job"].input_schema["properties"])
-    queued = {"cells", "cell_timeout_s"}  # what a fan-out gives to one machine; the roster is said by its grid
+    queued = {"cells", "cell_timeout_s"}  # what a fan-out gives to one machine; the listing is said by its grid
     assert said == {*JobSpec.model_fields, "dry_run", "rehearse", "receipt", "grid", "seeds", "max_machines"} - queued
 
 

@@ -133,9 +133,9 @@ async def test_a_link_inside_of_the_working_directory_is_followed(ctx: Context) 
 
 @pytest.mark.slow
 async def test_a_fan_out_is_launched_by_its_receipt_alone(ctx: Context) -> None:
-    roster = {**BY_PATH, "grid": {"lr": ["1", "2"]}, "max_cost_usd": 20}
+    plan = {**BY_PATH, "grid": {"lr": ["1", "2"]}, "max_cost_usd": 20}
     async with talking(ctx) as talk:
-        checked = await talk.call("submit_job", **roster)
+        checked = await talk.call("submit_job", **plan)
         assert f"receipt={checked['receipt']}" in checked["hint"]
         taken = await talk.call("submit_job", receipt=checked["receipt"])
         assert taken["job_id"].startswith("f") and taken["fan_out"]["cells"] == 2

@@ -16,7 +16,7 @@ from gpuwarden.backends.base import Arrayed, ArrayTask
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.engine import Asked, EngineLimits
 from gpuwarden.core.errors import BadRequest, Refused, Unreachable
-from gpuwarden.core.fan_out import Roster, gridded
+from gpuwarden.core.fan_out import FanOutPlan, gridded
 from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult, Unknown
 from gpuwarden.core.policy import Local, Policy
 from gpuwarden.core.states import Job
@@ -166,7 +166,7 @@ def warden(home: Path, clock: Clock, engine: Playing) -> Context:
     return ctx
 
 
-def roster(cells: int = 5, machines: int = 2) -> Roster:
+def plan(cells: int = 5, machines: int = 2) -> FanOutPlan:
     base = JobSpec(platform="slurm/local", script="print(1)\n", outputs=("out",), timeout_s=600, name="sweep")
     return gridded(base, {"lr": [str(n + 1) for n in range(cells)]}, 0, max_machines=machines)
 
@@ -192,11 +192,11 @@ async def test_all_waiting_cells_are_one_array_of_as_many_at_once_as_machines(
     tmp_path: Path, clock: Clock, engine: Playing
 ) -> None:
     ctx = warden(tmp_path, clock, engine)
-    found = await fan_out(ctx, roster())
+    found = await fan_out(ctx, plan())
     right(ctx, engine)
     assert found.now is not None and found.now.busy == 2 and found.held is None
     assert [at_once for _, at_once in engine.arrays.values()] == [2]
-    assert (await fan_out(ctx, roster())).adopted and len(engine.arrays) == 1
+    assert (await fan_out(ctx, plan())).adopted and len(engine.arrays) == 1
 
 
 @pytest.mark.slow
@@ -206,13 +206,13 @@ async def test_death_at_any_write_or_call_sends_no_cell_twice_and_loses_none(tmp
         home, engine = tmp_path / str(n), Playing()
         ctx = warden(home, clock, engine)
         with killed_at(n) as kill:
-            await fan_out(ctx, roster(3))
+            await fan_out(ctx, plan(3))
         ctx.ledger.close()
         ctx = warden(home, clock, engine)
         if fan_out_ids(ctx.ledger):
             await settle(ctx)
         else:
-            await fan_out(ctx, roster(3))
+            await fan_out(ctx, plan(3))
         right(ctx, engine, 3)
         ctx.ledger.close()
         deaths += kill.died
@@ -228,7 +228,7 @@ async def test_an_array_whose_reply_never_came_is_found_by_the_next_call(
     setattr(engine, when, True)
     ctx = warden(tmp_path, clock, engine)
     try:
-        await fan_out(ctx, roster())
+        await fan_out(ctx, plan())
     except Death:
         ctx.ledger.close()
         ctx = warden(tmp_path, clock, engine)
@@ -245,7 +245,7 @@ async def test_a_cell_that_is_called_off_meanwhile_does_not_run_on_unseen(
     setattr(engine, when, True)
     ctx = warden(tmp_path, clock, engine)
     with pytest.raises(Death):
-        await fan_out(ctx, roster())
+        await fan_out(ctx, plan())
     setattr(engine, when, False)
     gone, *_ = jobs = job_ids(ctx.ledger)
     await cancel(ctx, gone)
@@ -260,7 +260,7 @@ async def unsent(tmp_path: Path, clock: Clock, engine: Playing) -> tuple[Context
     engine.die_before = True
     ctx = warden(tmp_path, clock, engine)
     with pytest.raises(Death):
-        await fan_out(ctx, roster())
+        await fan_out(ctx, plan())
     (fan_id,) = fan_out_ids(ctx.ledger)
     return ctx, fan_id
 
@@ -291,7 +291,7 @@ async def test_an_end_between_a_death_anywhere_and_the_restart_sends_nothing_mor
         home, engine = tmp_path / str(n), Playing()
         ctx = warden(home, clock, engine)
         with killed_at(n) as kill:
-            await fan_out(ctx, roster(3))
+            await fan_out(ctx, plan(3))
         ctx.ledger.close()
         ctx, before = warden(home, clock, engine), engine.starts.copy()
         for fan_id in fan_out_ids(ctx.ledger):
@@ -314,7 +314,7 @@ async def test_an_end_recalls_an_array_that_was_not_sent_and_adopts_one_that_was
     setattr(engine, when, True)
     ctx = warden(tmp_path, clock, engine)
     with suppress(Death):
-        await fan_out(ctx, roster())
+        await fan_out(ctx, plan())
     ctx.ledger.close()
     ctx, before = warden(tmp_path, clock, engine), engine.starts.copy()
     (fan_id,) = fan_out_ids(ctx.ledger)
@@ -355,7 +355,7 @@ async def test_an_end_that_is_taken_back_before_the_restart_sends_the_array_once
 async def test_what_the_engine_refuses_fails_every_cell_once(tmp_path: Path, clock: Clock, engine: Playing) -> None:
     engine.refuses = True
     ctx = warden(tmp_path, clock, engine)
-    await fan_out(ctx, roster())
+    await fan_out(ctx, plan())
     jobs = [read_job(ctx.ledger, job) for job in job_ids(ctx.ledger)]
     assert {job.state for job in jobs} == {Job.FAILED} and "refused" in jobs[0].why and not engine.starts
 
@@ -366,5 +366,5 @@ async def test_more_cells_than_an_array_has_are_refused_before_anything_is_recor
     engine.max_array = 4
     ctx = warden(tmp_path, clock, engine)
     with pytest.raises(Refused, match="PF-ENG-008"):
-        await fan_out(ctx, roster())
+        await fan_out(ctx, plan())
     assert not ctx.ledger.events(kind=JobAccepted) and not ctx.ledger.events(kind=ArrayIntent) and not engine.arrays

@@ -14,7 +14,7 @@ import pytest
 from mcp.client.client import Client
 
 from gpuwarden.core.errors import BadRequest, Conflict, Refused
-from gpuwarden.core.fan_out import Roster, cells_of, grid
+from gpuwarden.core.fan_out import FanOutPlan, cells_of, grid
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec, Verdict
 from gpuwarden.core.policy import Caps, Policy
@@ -51,19 +51,19 @@ def _without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
 
 
-def _roster(**limits: object) -> Roster:
+def _plan(**limits: object) -> FanOutPlan:
     base = JobSpec(name="sweep", platform=PLATFORM, script="print(1)", outputs=("out",), timeout_s=3600)
     values = {"base": base, "cells": cells_of(base, grid({"lr": ["1", "2"]})), "max_machines": 1, "max_tries": 1}
-    return Roster.model_validate(values | limits)
+    return FanOutPlan.model_validate(values | limits)
 
 
 async def _accepted(ctx: Context, **limits: object) -> FanOutResult:
-    roster = _roster(**limits)
-    asked = await fan_out(ctx, roster)
+    plan = _plan(**limits)
+    asked = await fan_out(ctx, plan)
     assert asked.receipt is not None
     if asked.ask:
         grant_spending(ctx, open_spending(ctx, asked.receipt), "terminal", "user x")
-    return await fan_out(ctx, roster, receipt=asked.receipt)
+    return await fan_out(ctx, plan, receipt=asked.receipt)
 
 
 def _id(found: FanOutResult) -> str:
@@ -99,7 +99,7 @@ async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: P
     assert (event.data.max_cost_usd, event.data.receipt, event.data.by) == (300.0, rise.receipt, "test")
     moved = await advance_fan_out(ctx, fan_id)
     assert moved.held is None and len(records(cloud)) == 1
-    assert (await fan_out(ctx, _roster(max_cost_usd=TINY), receipt=held.now.fan.receipt)).adopted  # type: ignore[union-attr]
+    assert (await fan_out(ctx, _plan(max_cost_usd=TINY), receipt=held.now.fan.receipt)).adopted  # type: ignore[union-attr]
 
 
 async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_path: Path, wording: Wording) -> None:
@@ -166,7 +166,7 @@ async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expir
 async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
-    asked = await fan_out(ctx, _roster(), dry_run=True)
+    asked = await fan_out(ctx, _plan(), dry_run=True)
     found = await _accepted(ctx)
     assert found.now is not None and asked.worst_cost is not None
     assert found.now.fan.budget == asked.worst_cost
@@ -176,13 +176,13 @@ async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path, wor
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
-    again = await fan_out(ctx, _roster(max_cost_usd=300.0))
+    again = await fan_out(ctx, _plan(max_cost_usd=300.0))
     wording(again.ask, fan_id)
     with pytest.raises(NeedsApproval):
-        await fan_out(ctx, _roster(max_cost_usd=300.0), receipt=again.receipt)
+        await fan_out(ctx, _plan(max_cost_usd=300.0), receipt=again.receipt)
     end_fan_out(ctx, fan_id, "test")
     assert standing(ctx, read_fan_out(ctx.ledger, fan_id)).over
-    assert not (await fan_out(ctx, _roster(max_cost_usd=300.0))).ask
+    assert not (await fan_out(ctx, _plan(max_cost_usd=300.0))).ask
 
 
 async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_path: Path, wording: Wording) -> None:
@@ -281,7 +281,7 @@ def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path
         rent_cloud(ctx)
         held = await _accepted(ctx, max_cost_usd=TINY)
         rise = await _rise(ctx, _id(held), max_cost_usd=300.0)
-        reply = fanned_out(FanOutResult(held.roster, now=held.now, rise=rise))
+        reply = fanned_out(FanOutResult(held.plan, now=held.now, rise=rise))
         assert reply.code == "checked" and reply.receipt == rise.receipt
         assert not ctx.ledger.events(kind=FanOutLimited)
         wording(reply.message, _id(held))
@@ -297,9 +297,7 @@ async def test_a_folder_under_another_spelling_is_not_the_cell_a_second_time(
     """A script that makes `cells/1` and folders of cells that its queue was not given stops nobody from collecting."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
-    fan_id = _id(
-        await _accepted(ctx, max_cost_usd=300.0, cells=cells_of(_roster().base, grid({"lr": ["1", "2", "3"]})))
-    )
+    fan_id = _id(await _accepted(ctx, max_cost_usd=300.0, cells=cells_of(_plan().base, grid({"lr": ["1", "2", "3"]}))))
     fan = read_fan_out(ctx.ledger, fan_id)
     queue = fan.queues[0].model_copy(update={"cells": (0, 1)})
     places = {}

@@ -10,7 +10,7 @@ import pytest
 
 from gpuwarden.core.cell_states import CellState
 from gpuwarden.core.errors import BadRequest, Conflict
-from gpuwarden.core.fan_out import Roster, cells_of, grid
+from gpuwarden.core.fan_out import FanOutPlan, cells_of, grid
 from gpuwarden.core.guidance import Action
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.policy import Caps, Policy, TeardownPolicy
@@ -68,7 +68,7 @@ def _without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: Sandbox(Kind.NONE))
 
 
-def _roster(home: Path, cells: list[dict[str, str]], **limits: object) -> Roster:
+def _plan(home: Path, cells: list[dict[str, str]], **limits: object) -> FanOutPlan:
     base = JobSpec(
         name="sweep",
         platform=PLATFORM,
@@ -81,13 +81,13 @@ def _roster(home: Path, cells: list[dict[str, str]], **limits: object) -> Roster
         max_restarts=2,
     )
     values = {"base": base, "cells": cells_of(base, cells), "max_machines": 4, "max_cost_usd": 400.0}
-    return Roster.model_validate(values | limits)
+    return FanOutPlan.model_validate(values | limits)
 
 
-async def _launched(ctx: Context, roster: Roster) -> str:
-    asked = await fan_out(ctx, roster)
-    assert asked.now is None and asked.receipt is not None  # one receipt for the roster, and nothing launched
-    done = await fan_out(ctx, roster, receipt=asked.receipt)
+async def _launched(ctx: Context, plan: FanOutPlan) -> str:
+    asked = await fan_out(ctx, plan)
+    assert asked.now is None and asked.receipt is not None  # one receipt for the plan, and nothing launched
+    done = await fan_out(ctx, plan, receipt=asked.receipt)
     assert done.now is not None
     return done.now.fan.id
 
@@ -150,8 +150,8 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
     strikes = {16: "kill", 17: "preempt", 18: "kill", 19: "preempt"}
     for cell in strikes:
         (tmp_path / f"said.hold{cell}").touch()
-    roster = _roster(home, grid({"lr": ["1e-5", "3e-5", "1e-4", "3e-4"]}, seeds=10), max_cost_usd=BUDGET)
-    fan_id = await _launched(ctx, roster)
+    plan = _plan(home, grid({"lr": ["1e-5", "3e-5", "1e-4", "3e-4"]}, seeds=10), max_cost_usd=BUDGET)
+    fan_id = await _launched(ctx, plan)
     with anyio.fail_after(500):
         for cell, how in strikes.items():
             await _strike(ctx, fan_id, cloud, said, cell, how)
@@ -178,7 +178,7 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
     ctx = open_house(home, clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
     (tmp_path / "said.hold2").touch()
-    fan_id = await _launched(ctx, _roster(home, grid({"lr": ["1", "2"]}, seeds=3), max_machines=2, max_cost_usd=3.0))
+    fan_id = await _launched(ctx, _plan(home, grid({"lr": ["1", "2"]}, seeds=3), max_machines=2, max_cost_usd=3.0))
     await _strike(ctx, fan_id, cloud, said, 2, "kill")
     watcher = Watcher(ctx)
 
@@ -202,11 +202,11 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
 async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
-    probe = await fan_out(ctx, _roster(tmp_path / "home", [{"lr": "1", "seed": "0"}]), dry_run=True)
+    probe = await fan_out(ctx, _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}]), dry_run=True)
     assert probe.price is not None
     one = probe.price * 3 * (60 + 300) / 3600  # a queue of one cell, interrupted as often as it may be
-    roster = _roster(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=2), max_cost_usd=one * 1.5)
-    fan_id = await _launched(ctx, roster)
+    plan = _plan(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=2), max_cost_usd=one * 1.5)
+    fan_id = await _launched(ctx, plan)
     first = await advance_fan_out(ctx, fan_id)
     assert first.held is not None and first.held.by is Hold.BUDGET
     assert first.now is not None and len(first.now.live) == 1 == len(records(cloud)) and first.now.cost <= one * 1.5
@@ -219,19 +219,19 @@ async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(
 ) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
-    roster = _roster(tmp_path / "home", [{"lr": "1", "seed": "0"}])
-    asked = await fan_out(ctx, roster)
-    other = _roster(tmp_path / "home", [{"lr": "2", "seed": "0"}])
+    plan = _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}])
+    asked = await fan_out(ctx, plan)
+    other = _plan(tmp_path / "home", [{"lr": "2", "seed": "0"}])
     with pytest.raises(Conflict) as refused:
         await fan_out(ctx, other, receipt=asked.receipt)
     wording(refused)
-    first = await fan_out(ctx, roster, receipt=asked.receipt)
-    again = await fan_out(ctx, roster, receipt=asked.receipt)
+    first = await fan_out(ctx, plan, receipt=asked.receipt)
+    again = await fan_out(ctx, plan, receipt=asked.receipt)
     assert first.now and again.now and again.adopted and again.now.fan.id == first.now.fan.id
     assert len(records(cloud)) == 1
     assert end_fan_out(ctx, first.now.fan.id, "test").live  # nothing more is launched, what runs goes on
     with pytest.raises(BadRequest):
-        await fan_out(ctx, roster, dry_run=True, receipt=asked.receipt)
+        await fan_out(ctx, plan, dry_run=True, receipt=asked.receipt)
 
 
 async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path, wording: Wording) -> None:
@@ -239,8 +239,8 @@ async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     (tmp_path / "said.fail1").touch()
-    roster = _roster(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=1), max_machines=1, max_tries=1)
-    fan_id = await _launched(ctx, roster)
+    plan = _plan(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=1), max_machines=1, max_tries=1)
+    fan_id = await _launched(ctx, plan)
     over = await _over(ctx, cloud, fan_id)
     assert over.now is not None
     assert over.now.cells.states == {0: CellState.VERIFIED, 1: CellState.GIVEN_UP}, over.now.fan.found
@@ -259,7 +259,7 @@ async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path
     assert [queue.cells for queue in done.now.fan.queues] == [(0, 1), (1,)] and promises(ctx.ledger, cloud) == []
 
 
-async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_path: Path) -> None:
+async def test_cells_of_one_manifest_get_the_same_inputs_or_are_not_launched(tmp_path: Path) -> None:
     """The inputs are those of the folder that it was started in, whoever launches; changed ones hold it."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     ctx.cwd = tmp_path / "work"
@@ -267,11 +267,11 @@ async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_p
     (ctx.cwd / "rows.txt").write_text("one")
     cloud = rent_cloud(ctx)
     (tmp_path / "said.fail1").touch()
-    roster = _roster(tmp_path / "home", [{"lr": "1", "seed": "0"}], max_tries=1)
-    base = roster.base.model_copy(update={"inputs": ("rows.txt",)})
+    plan = _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}], max_tries=1)
+    base = plan.base.model_copy(update={"inputs": ("rows.txt",)})
     cells = cells_of(base, grid({"lr": ["1", "2"]}, seeds=1))
     fan_id = await _launched(
-        ctx, Roster.model_validate({**dict(roster), "base": base, "cells": cells, "max_machines": 1})
+        ctx, FanOutPlan.model_validate({**dict(plan), "base": base, "cells": cells, "max_machines": 1})
     )
     await _over(ctx, cloud, fan_id)
     (ctx.cwd / "rows.txt").write_text("two")
@@ -286,13 +286,13 @@ async def test_cells_of_one_roster_get_the_same_inputs_or_are_not_launched(tmp_p
     assert done.now is not None and done.now.cells.count(CellState.VERIFIED) == 2
 
 
-async def test_a_person_is_asked_about_the_whole_roster_at_once(tmp_path: Path) -> None:
+async def test_a_person_is_asked_about_the_whole_manifest_at_once(tmp_path: Path) -> None:
     small = Policy(rehearsal_caps=Caps(per_job_usd=0.01, per_day_usd=100, per_instance_usd=100))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=small)
     cloud = rent_cloud(ctx)
-    roster = _roster(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=3))
-    asked = await fan_out(ctx, roster)
+    plan = _plan(tmp_path / "home", grid({"lr": ["1", "2"]}, seeds=3))
+    asked = await fan_out(ctx, plan)
     assert "per_job_usd" in asked.ask
     with pytest.raises(NeedsApproval):
-        await fan_out(ctx, roster, receipt=asked.receipt)
+        await fan_out(ctx, plan, receipt=asked.receipt)
     assert records(cloud) == []  # nothing was rented

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpuwarden.core.errors import NotSupported
-from gpuwarden.core.fan_out import Roster, Search
+from gpuwarden.core.fan_out import FanOutPlan, Search
 from gpuwarden.core.models import Cell, JobSpec
 from gpuwarden.lifecycle.fan_out.search import chosen
 from real_parts import need
@@ -18,16 +18,16 @@ from wording import Wording
 BASE = JobSpec(name="tune", platform="local", script="pass", outputs=("out",), timeout_s=60)
 
 
-def _roster(space: dict[str, str], trials: int = 20, **given: bool) -> Roster:
-    return Roster(base=BASE, search=Search(space=space, trials=trials, **given))
+def _plan(space: dict[str, str], trials: int = 20, **given: bool) -> FanOutPlan:
+    return FanOutPlan(base=BASE, search=Search(space=space, trials=trials, **given))
 
 
-def _run(roster: Roster, batch: int) -> tuple[list[Cell], dict[int, float | None]]:
+def _run(plan: FanOutPlan, batch: int) -> tuple[list[Cell], dict[int, float | None]]:
     """Ask for a batch at a time until all are asked for. Cell 3 fails; the best rate is 0.01."""
     cells: list[Cell] = []
     reached: dict[int, float | None] = {}
-    while len(cells) < roster.size:
-        cells += chosen(roster, cells, reached, min(batch, roster.size - len(cells)))
+    while len(cells) < plan.size:
+        cells += chosen(plan, cells, reached, min(batch, plan.size - len(cells)))
         for cell in cells:
             lr = float(cell.settings["lr"])
             reached[cell.index] = None if cell.index == 3 else abs(lr - 0.01) + (cell.settings["opt"] == "sgd")
@@ -37,31 +37,31 @@ def _run(roster: Roster, batch: int) -> tuple[list[Cell], dict[int, float | None
 @pytest.mark.slow
 def test_a_search_learns_repeats_itself_and_asks_for_no_cell_twice() -> None:
     need("optuna", importlib.util.find_spec("optuna") is not None)
-    roster = _roster({"lr": "1e-5..1e0", "opt": "adam,sgd"}, 40)
-    cells, reached = _run(roster, 4)
+    plan = _plan({"lr": "1e-5..1e0", "opt": "adam,sgd"}, 40)
+    cells, reached = _run(plan, 4)
     assert [cell.index for cell in cells] == list(range(40)) and len({cell.config for cell in cells}) == 40
     late = [value for index, value in reached.items() if index >= 20 and value is not None]
     early = [value for index, value in reached.items() if index < 20 and value is not None]
     assert sorted(late)[len(late) // 2] < sorted(early)[len(early) // 2]
-    assert _run(roster, 4)[0] == cells  # another process, from the same ledger
-    upwards = _roster({"lr": "1e-5..1e0", "opt": "adam,sgd"}, 40, maximize=True)
+    assert _run(plan, 4)[0] == cells  # another process, from the same ledger
+    upwards = _plan({"lr": "1e-5..1e0", "opt": "adam,sgd"}, 40, maximize=True)
     assert _run(upwards, 4)[0] != cells
 
 
 @pytest.mark.slow
 def test_choices_are_used_up_without_a_collision(wording: Wording) -> None:
     need("optuna", importlib.util.find_spec("optuna") is not None)
-    roster = _roster({"lr": "0.1,0.2,0.3", "opt": "adam,sgd"}, 6)
-    cells, _ = _run(roster, 2)
+    plan = _plan({"lr": "0.1,0.2,0.3", "opt": "adam,sgd"}, 6)
+    cells, _ = _run(plan, 2)
     assert len({tuple(cell.settings.values()) for cell in cells}) == 6
     with pytest.raises(ValidationError) as refused:
-        _roster({"lr": "0.1,0.2,0.3", "opt": "adam,sgd"}, 7)
+        _plan({"lr": "0.1,0.2,0.3", "opt": "adam,sgd"}, 7)
     wording(refused.value.errors()[0]["ctx"]["error"])
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(NotSupported) as missing:
-        chosen(_roster({"lr": "1e-5..1e0"}), (), {}, 1)
+        chosen(_plan({"lr": "1e-5..1e0"}), (), {}, 1)
     wording(missing)
     assert "gpuwarden[tune]" in str(missing.value.next_steps)

@@ -1,1 +1,1 @@
-"""One file format per module; `checkpoints.plugins` says what each offers."""
+"""One file format per module; `checkpoints.plugins` defines the interface."""

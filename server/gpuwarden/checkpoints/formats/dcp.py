@@ -1,6 +1,6 @@
 """torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
 
-Each record of a `.distcp` file is an archive of torch.save, so the CRCs that `dcp.load` ignores are there.
+Each record of a `.distcp` file is an archive of torch.save, so it has CRCs, which `dcp.load` ignores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Record:
 
     @classmethod
     def of(cls, key: Any, value: Any) -> Record:
-        """Return the record of one entry of `storage_data`. Raises Broken for one that is invalid."""
+        """Return the record of one entry of `storage_data`. Raises Broken if it is invalid."""
         index = key.state if isinstance(key, Call) else None
         info = value.state if isinstance(value, Call) else None
         if isinstance(index, dict) and isinstance(info, dict):
@@ -38,7 +38,7 @@ class Record:
             named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
             if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
                 return cls(str(name), str(file), int(at or 0), int(length or 0))
-        raise Broken("its roster has an entry that makes no sense, or that points out of the folder")
+        raise Broken("its metadata has an entry that is invalid, or that points out of the folder")
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -47,14 +47,14 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the roster, or every record of one file of the roster."""
+    """Read the metadata, or every record of one of its files."""
     if source.path.name == ".metadata":
         return _metadata(source, limits)
-    roster = source.beside(".metadata")
-    if roster is None:
-        raise Broken("is beside no .metadata: the save was never finished, and nothing can load it")
-    with roster:
-        rows = [r for r in _metadata(roster, limits).content if r.file == source.path.name]
+    listing = source.beside(".metadata")
+    if listing is None:
+        raise Broken("has no .metadata beside it: the save was never finished, and it can't be loaded")
+    with listing:
+        rows = [r for r in _metadata(listing, limits).content if r.file == source.path.name]
     found = Anatomy(NAME)
     at = 0
     for row in sorted(rows, key=lambda r: r.offset):
@@ -79,19 +79,19 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.problems += part.problems
         found.doubts += part.doubts
     if not rows:
-        raise Doubtful("is not on the roster of .metadata")
+        raise Doubtful("is not listed in .metadata")
     if at != source.size:
         raise Broken(f"{source.size - at:,} bytes follow its last record")
-    found.proved.append(f"{len(rows):,} records fill the file, as .metadata says")
+    found.proved.append(f"{len(rows):,} records fill the file, as in .metadata")
     return found
 
 
 def _metadata(source: Source, limits: Limits) -> Anatomy:
     found = Anatomy("dcp metadata")
-    tree = symbolic.Machine(source.at(0, min(source.size, limits.pickle)), limits, names=allow_list.ROSTER).run()
+    tree = symbolic.Machine(source.at(0, min(source.size, limits.pickle)), limits, names=allow_list.DCP_METADATA).run()
     if tree.end != source.size:
         raise Broken("bytes follow the end of its pickle")
-    torch_objects.judge(found, tree, allow_list.ROSTER)
+    torch_objects.judge(found, tree, allow_list.DCP_METADATA)
     state = tree.root.state if isinstance(tree.root, Call) else None
     storage = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(storage, dict):

@@ -23,7 +23,7 @@ LOAD = "tensors"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
-# ggml type -> (name, elements per block, bytes per block); the list of ggml.h
+# ggml type -> (name, elements per block, bytes per block), from ggml.h
 BLOCKS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
@@ -43,7 +43,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 class _Cursor:
-    """Reads forward through the header, a window at a time."""
+    """Read the header forward, a window at a time."""
 
     def __init__(self, source: Source, limits: Limits) -> None:
         self.source = source
@@ -82,13 +82,13 @@ class _Cursor:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read metadata and tensor table, and compare every tensor's place with the file's size."""
+    """Read metadata and tensor table, and compare every tensor's location with the file's size."""
     cursor = _Cursor(source, limits)
     if cursor.take(4) != b"GGUF":
         raise Broken("does not begin with GGUF")
     version, tensors, pairs = cursor.number("I"), cursor.number("Q"), cursor.number("Q")
     if version not in (2, 3):
-        raise Doubtful(f"is of GGUF version {version:,}, or big-endian; 2 and 3 are read")
+        raise Doubtful(f"has GGUF version {version:,}, or is big-endian; only versions 2 and 3 are supported")
     if tensors > limits.tensors or pairs > 1_000_000:
         raise Broken(f"claims {tensors:,} tensors and {pairs:,} metadata entries")
     found = Anatomy(NAME)
@@ -117,7 +117,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _kind(found: Anatomy) -> None:
-    """Check that the model states its architecture. Of a split model only the first part does."""
+    """Check that the model states its architecture. In a split model, only the first part does."""
     part, parts = (found.meta.get(f"split.{key}") for key in ("no", "count"))
     if isinstance(part, int) and isinstance(parts, int) and parts > 1:
         if part >= parts:
@@ -125,7 +125,7 @@ def _kind(found: Anatomy) -> None:
             return
         found.unproved.append(f"the other parts: it is part {part + 1:,} of {parts:,}")
     if not part and not isinstance(found.meta.get("general.architecture"), str):
-        found.problems.append("states no general.architecture; nothing can run it")
+        found.problems.append("states no general.architecture, so it can't be run")
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
@@ -154,7 +154,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
 def _place(
     found: Anatomy, table: list[tuple[str, tuple[int, ...], int, int]], start: int, align: int, size: int
 ) -> None:
-    """Check that tensors are in order, adjacent but for padding, and end where the file ends."""
+    """Check that tensors are in order, separated only by padding, and end at the end of the file."""
     if len({name for name, *_ in table}) != len(table):
         raise Broken("lists a tensor twice")
     at = 0
@@ -165,7 +165,7 @@ def _place(
         t = Tensor(name, _PLAIN.get(kind, label), shape, start + offset, 0)
         row = shape[-1] if shape else 1
         if row % block:
-            raise Broken(f"tensor {short(name, 60)} has rows of {row:,}, no multiple of its block of {block}")
+            raise Broken(f"tensor {short(name, 60)} has rows of {row:,}, not a multiple of its block of {block}")
         extent = t.numel // block * each
         if offset != -(-at // align) * align:
             raise Broken(f"tensor {short(name, 60)} overlaps the one before it, or leaves a gap")

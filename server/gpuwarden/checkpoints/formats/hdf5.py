@@ -1,7 +1,7 @@
-"""HDF5 (.h5, .hdf5): Keras' weights and many results. The superblock, every object's header, and each dataset's place.
+"""HDF5 (.h5, .hdf5), used for Keras' weights and many results: the superblock, object headers, dataset locations.
 
-Old files have no checksum at all; newer metadata has one per block. What is compressed is only located here; the
-library reads it at level load.
+Old files have no checksum; newer metadata has one per block. Compressed data is only located here; the library reads it
+at level load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Compare the file's end with the one that it states, then walk its groups."""
+    """Compare the file's end with the stated one, then walk its groups."""
     at = next((a for a in (0, 512, 1024, 2048) if source.size >= a + 96 and source.at(a, 8) == _SIGNATURE), None)
     if at is None:
         raise Broken("does not begin as an HDF5 file")
@@ -45,19 +45,19 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if len(walk.orders) > 1:
         found.doubts.append("mixes byte orders, so its values were not scanned")
     found.tensors.sort(key=lambda t: t.start)
-    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, which ends where it states")
+    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, which ends at its stated end")
     _keras_code(source, found)
     apart = sum(t.start < 0 and t.dtype in _FLOATS.values() for t in found.tensors)
     if apart:
         found.unproved.append(f"that {apart:,} datasets in chunks are finite: level load reads them with h5py")
     if walk.left_out:
         found.meta["incomplete"] = True
-        found.unproved.append(f"{walk.left_out:,} parts of kinds that only the HDF5 library reads")
+        found.unproved.append(f"{walk.left_out:,} parts of types that only the HDF5 library reads")
     return found
 
 
 def _keras_code(source: Source, found: Anatomy) -> None:
-    """Look outside of the datasets for Keras' description of a model with a layer that brings its own code."""
+    """Search outside of the datasets for Keras' description of a model with a layer that contains code."""
     at, budget = 0, _LOOKED_INTO
     places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
     for start, end in [*places, (source.size, source.size)]:
@@ -71,7 +71,7 @@ def _keras_code(source: Source, found: Anatomy) -> None:
 
 @dataclass
 class _Object:
-    """The messages of one object that matter here: kind -> (version of the header, bytes)."""
+    """The messages of one object, as (type, bytes)."""
 
     messages: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -94,13 +94,13 @@ class _Walk:
         """Read metadata, counted. Addresses are relative to the superblock's base, which is 0 in practice."""
         self.count += 1
         if self.count > 4 * self.limits.tensors:
-            raise Doubtful("has more metadata than is looked at")
+            raise Doubtful("has more metadata than the limit")
         if length > self.limits.header:
             raise Broken(f"has metadata of {length:,} bytes at {offset:,}")
         return self.source.at(offset, length)
 
     def checked(self, offset: int, length: int) -> bytes:
-        """Read a block of metadata that ends with a checksum. Raises Broken where it differs."""
+        """Read a block of metadata that ends with a checksum. Raises Broken if the checksum differs."""
         data = self.at(offset, length)
         if lookup3(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise Broken(f"its metadata at byte {offset:,} fails its checksum")
@@ -118,7 +118,7 @@ class _Walk:
         fields = head[12:44] if version >= 2 else head[24 + 4 * version :]
         base, _, end, root = (_number(fields, i) for i in range(0, 32, 8))
         if at or base:
-            raise Doubtful("begins with a block of another program, which is not read")
+            raise Doubtful("begins with a block of another program, which is not supported")
         if end != self.source.size:
             what = "is cut off" if end > self.source.size else "has bytes after its end"
             raise Broken(f"states that it ends at byte {end:,}, but has {self.source.size:,}: it {what}")
@@ -129,12 +129,12 @@ class _Walk:
         return _number(entry, 8), (_number(entry, 24), _number(entry, 32)) if cached else None
 
     def visit(self, address: int, name: str, depth: int) -> None:
-        """Read one object: a group's members, or a dataset's place."""
+        """Read one object: a group's members, or a dataset's location."""
         if address in self.seen:
             return
         self.seen.add(address)
         if depth > _DEPTH or len(self.found.tensors) > self.limits.tensors:
-            raise Doubtful("has more objects than are looked at")
+            raise Doubtful("has more objects than the limit")
         thing = _Object(list(self.header(address)))
         table, space, layout, kind = (thing.get(k) for k in (_TABLE, _SPACE, _LAYOUT, _TYPE))
         if table is not None and len(table) >= 16:
@@ -142,7 +142,7 @@ class _Walk:
         elif layout is not None and space is not None and kind is not None:
             self.dataset(name, space, kind, layout)
         links = thing.get(_LINKS)
-        # A large new group has its links in a separate heap.
+        # A large group of the new format has its links in a separate heap.
         if links is not None and len(links) >= 18 and _number(links, 10 if links[1] & 1 else 2) != _NOWHERE:
             self.left_out += 1
         for kind_of, body in thing.messages:
@@ -164,7 +164,7 @@ class _Walk:
         else:
             head = self.at(address, 16)
             if head[0] != 1:
-                raise Broken(f"has no object at byte {address:,}, where one should be")
+                raise Broken(f"has no object at byte {address:,}, although another object points there")
             blocks, step = [self.at(address + 16, int.from_bytes(head[8:12], "little"))], 8
         count = 0
         while blocks:
@@ -185,15 +185,15 @@ class _Walk:
                     yield kind, body
 
     def old_group(self, tree: int, heap: int, name: str, depth: int) -> None:
-        """Visit the members of a group that a tree of names lists."""
+        """Visit the members of an old group, listed in a tree of names."""
         head = self.at(heap, 32)
         if head[:4] != b"HEAP":
-            raise Broken(f"the names of group /{short(name, 60)} are not where they should be")
+            raise Broken(f"the names of group /{short(name, 60)} are not at their address")
         names = self.at(_number(head, 24), _number(head, 8))
         for leaf in self.leaves(tree, 8, b"TREE\x00", 0):
             head = self.at(leaf, 8)
             if head[:4] != b"SNOD":
-                raise Broken(f"the members of group /{short(name, 60)} are not where they should be")
+                raise Broken(f"the members of group /{short(name, 60)} are not at their address")
             rows = self.at(leaf + 8, int.from_bytes(head[6:8], "little") * 40)
             for i in range(0, len(rows), 40):
                 begin = _number(rows, i)
@@ -205,15 +205,15 @@ class _Walk:
                     self.visit(_number(rows, i + 8), f"{name}/{child}".lstrip("/"), depth + 1)
 
     def leaves(self, address: int, key: int, sign: bytes, depth: int) -> Iterator[int]:
-        """Yield the addresses below a tree of version 1 whose keys have so many bytes."""
+        """Yield the addresses below a version 1 tree whose keys have `key` bytes."""
         if address == _NOWHERE:
             return
         if depth > 16 or (address in self.seen):
-            raise Broken("has a tree that leads back to itself")
+            raise Broken("has a tree with a cycle, or one that is too deep")
         self.seen.add(address)
         head = self.at(address, 24)
         if head[:5] != sign:
-            raise Broken(f"has no tree at byte {address:,}, where one should be")
+            raise Broken(f"has no tree at byte {address:,}, although another object points there")
         count = int.from_bytes(head[6:8], "little")
         body = self.at(address + 24, count * (key + 8))
         for i in range(count):
@@ -230,7 +230,7 @@ class _Walk:
             raise Broken(f"{what} needs bytes up to {start + length:,}; the file ends at {self.end:,}")
 
     def dataset(self, name: str, space: bytes, kind: bytes, layout: bytes) -> None:
-        """Place a dataset. One that is stored in chunks is located, one that is in its header is counted."""
+        """Add a dataset and check that its data, or all its chunks, are inside the file."""
         shape = _shape(space)
         size = int.from_bytes(kind[4:8], "little")
         dtype, big = _dtype(kind, size)
@@ -260,7 +260,7 @@ def _number(data: bytes, at: int) -> int:
 
 
 def _shape(space: bytes) -> tuple[int, ...]:
-    """Return the dimensions of a dataspace; a scalar has none, an empty one has a zero."""
+    """Return the dimensions of a dataspace: none for a scalar, a zero for an empty one."""
     version, rank = space[0], space[1]
     if version == 2 and space[3] == 2:
         return (0,)
@@ -271,7 +271,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return the type of an element, and whether it is big-endian; None where it has no order."""
+    """Return the type of an element, and whether it is big-endian; None if it has no byte order."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"
@@ -284,7 +284,7 @@ def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
 
 
 def _link(body: bytes) -> tuple[str, int | None]:
-    """Return the name of a link, and the address of what it leads to; None for one that is not hard."""
+    """Return the name of a link, and the address of its target; None if it is not a hard link."""
     flags = body[1]
     kind = body[2] if flags & 8 else 0
     at = 2 + bool(flags & 8) + 8 * bool(flags & 4) + bool(flags & 16)

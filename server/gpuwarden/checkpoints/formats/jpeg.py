@@ -1,4 +1,4 @@
-"""JPEG pictures: the markers from the first to the last byte. The format has no checksum."""
+"""JPEG pictures: the markers from the first byte to the last. The format has no checksum."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: what is called a picture has to be one."""
+    """Return true by name alone: a file with the name of a picture must be one."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the markers. Raises Broken for anything that is not exactly one picture."""
+    """Walk the markers. Raises Broken if the file is not exactly one picture."""
     if source.head(2) != bytes([0xFF, _START]):
         raise Broken("is not a JPEG picture, despite its name")
     if source.size > limits.json:
-        raise Doubtful(f"has {source.size:,} bytes; pictures above {limits.json:,} are not looked at")
+        raise Doubtful(f"has {source.size:,} bytes; pictures above {limits.json:,} are not examined")
     data, at, frames = source.at(0, source.size), 2, 0
     while True:
         if at + 2 > len(data) or data[at] != 0xFF:
-            raise Broken(f"has no marker at byte {at:,}, where one belongs")
+            raise Broken(f"has no marker at byte {at:,}, after the previous part")
         kind = data[at + 1]
         if kind == _END:
             break
@@ -39,7 +39,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         end = at + 2 + length
         if length < 2 or end > len(data):
-            raise Broken(f"ends inside its part at byte {at:,}")
+            raise Broken(f"ends inside the part at byte {at:,}")
         if kind == _SCAN:
             marker = _MARKER.search(data, end)
             if marker is None:

@@ -1,4 +1,4 @@
-"""JSON: configs, tokenizers, indexes, trainer states, roster files."""
+"""JSON: configs, tokenizers, indexes, trainer states, manifests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAMES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", ".zattrs"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for names of JSON files; orbax and zarr leave the ending out."""
+    """Return true for names of JSON files; orbax and zarr omit the ending."""
     return name.endswith((".json", ".ipynb")) or name in _NAMES or (name.startswith("process_") and head[:1] == b"{")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse it, bounded in size and depth; the value is kept for the layouts."""
+    """Parse the file, with limits on size and depth; keep the value for the layouts."""
     if source.size > limits.json:
         raise Doubtful(f"has {source.size:,} bytes; JSON above {limits.json:,} is not parsed")
     found = Anatomy(NAME)
@@ -32,12 +32,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Return true if the memory for parsing it is within a bounded multiple of its size."""
+    """Return true if the memory for parsing is a limited multiple of the size."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 
 def parse(data: bytes, found: Anatomy) -> Any:
-    """Return the value; note NaN and infinity, which JSON lacks but Python writes. Raises Broken for invalid JSON."""
+    """Return the value. Warn about NaN and infinity, which JSON lacks. Raises Broken for invalid JSON."""
     odd: list[str] = []
 
     def constant(name: str) -> float:
@@ -47,9 +47,9 @@ def parse(data: bytes, found: Anatomy) -> Any:
     try:
         value = json.loads(data.decode("utf-8-sig"), parse_constant=constant)
     except RecursionError as why:
-        raise Broken("is nested too deeply to be honest JSON") from why
+        raise Broken("is nested too deeply") from why
     except ValueError as why:
         raise Broken(f"is not JSON: {short(why, 80)}") from why
     if odd:
-        found.warnings.append(f"holds {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is not JSON")
+        found.warnings.append(f"contains {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is not JSON")
     return value

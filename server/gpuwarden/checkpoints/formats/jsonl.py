@@ -23,7 +23,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line up to a limit. An incomplete last line is what a killed writer leaves, and a warning only."""
+    """Parse every line up to a limit. An incomplete last line, which a killed writer leaves, is only a warning."""
     found = Anatomy(NAME)
     odd: list[str] = []
 
@@ -54,20 +54,20 @@ def read(source: Source, limits: Limits) -> Anatomy:
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]
         found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
     if b"\0" in rest:
-        raise Broken("ends in NUL bytes: a hole that a crash left")
+        raise Broken("ends in NUL bytes: a hole left by a crash")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
             lines += 1
         except Broken:
-            found.warnings.append("its last line is incomplete, as a killed writer leaves it")
+            found.warnings.append("its last line is incomplete, as if its writer was killed")
     found.warnings = list(dict.fromkeys(found.warnings))
     found.proved.append(f"{lines:,} lines parse as JSON")
     return found
 
 
 def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: Limits) -> bool:
-    """Return true if all lines are plain JSON. Otherwise each is looked at by itself."""
+    """Return true if all lines are plain JSON. Otherwise, the caller checks each line."""
     if not modest(data, limits):
         return False
     try:
@@ -80,7 +80,7 @@ def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: L
 
 
 def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
-    """Parse one line. Raises Broken for one that is not JSON."""
+    """Parse one line. Raises Broken if it is not JSON."""
     if not line.strip():
         return
     if not modest(line, limits):
@@ -89,4 +89,4 @@ def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
         parse(line, found)
     except Broken as why:
         raise Broken(f"line {number:,} {why}") from why
-    del found.warnings[_WARNINGS:]  # a loss that became NaN is so on every line after
+    del found.warnings[_WARNINGS:]  # once a loss is NaN, it is NaN on every later line

@@ -1,4 +1,4 @@
-"""Keras' own archive (.keras): a zip of two JSON files and the weights, which are an HDF5 file with a CRC."""
+"""Keras' own archive (.keras): a zip of two JSON files and the weights, an HDF5 file with a CRC."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the archive's members, parse the two texts, and place the weights."""
-    if source.head(4) == b"\x89HDF":  # before Keras 3, a model of HDF5 could have this name
+    """Read the archive's members, parse the two texts, and locate the weights."""
+    if source.head(4) == b"\x89HDF":  # before Keras 3, an HDF5 model could have this name
         return hdf5.read(source, limits)
     found = Anatomy(NAME)
     members = zips.members(source, limits)
@@ -39,7 +39,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.spans = [zips.span(m) for m in members.values() if m.stored]
     weights = members[_WEIGHTS]
     if not weights.stored:
-        raise Doubtful("its weights are compressed, which Keras does not do")
+        raise Doubtful("its weights are compressed, which Keras never does")
     inner = hdf5.read(Window(source, weights.start, weights.size), limits)
     found.tensors = [replace(t, start=t.start + weights.start if t.start >= 0 else -1) for t in inner.tensors]
     found.big_endian, found.meta = inner.big_endian, inner.meta
@@ -67,4 +67,4 @@ def _layers(found: Anatomy, config: Any) -> None:
     if evil:
         found.refute(f"would run code when it is loaded: its config.json names {some(evil)}", Cause.RUNS_CODE)
     if any(own in ("Lambda", "__lambda__") for _, own in named):
-        found.doubt("has a Lambda layer, whose code would be run when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("has a Lambda layer, whose code would run when it is loaded", Cause.NEEDS_CODE)

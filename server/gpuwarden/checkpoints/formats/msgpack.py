@@ -41,14 +41,14 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk every value to the end of the file, and place each array."""
+    """Walk every value to the end of the file, and locate each array."""
     walk = _Walk(Reader(source), limits)
     root = walk.value("", 0)
     if walk.reader.at != source.size:
         raise Broken(f"{source.size - walk.reader.at:,} bytes follow its value")
     found = walk.found
     found.content = root
-    found.proved.append(f"its values nest exactly and fill the file, {len(found.tensors):,} arrays among them")
+    found.proved.append(f"its values nest exactly and fill the file, with {len(found.tensors):,} arrays")
     return found
 
 
@@ -60,7 +60,7 @@ class _Walk:
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def value(self, name: str, depth: int) -> Any:
-        """Return one value; of bytes only where they are, and of an array None."""
+        """Return one value: for bytes (offset, length), for an array None."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)
@@ -80,7 +80,7 @@ class _Walk:
         return self._sized(code, name, depth)
 
     def _sized(self, code: int, name: str, depth: int) -> Any:
-        """Read a value whose length comes first."""
+        """Read a value that is preceded by its length."""
         for codes in (_BINARY, _EXTENSION, _TEXT):
             if code in codes:
                 length = self.number(_WIDTHS[codes.index(code)])
@@ -118,13 +118,13 @@ class _Walk:
         return made
 
     def _fits(self, length: int) -> int:
-        """Return the length. Raises Broken where it is more than the bytes that are left."""
+        """Return the length. Raises Broken if it exceeds the remaining bytes."""
         if length > self.reader.end - self.reader.at:
             raise Broken(f"announces {length:,} values at byte {self.reader.at:,}, more than fit")
         return length
 
     def _extension(self, length: int, name: str) -> None:
-        """Add an array, whose shape and type must need as many bytes as it has."""
+        """Add an array; its shape and type must match its number of bytes."""
         kind = self.number("b")
         start = self.reader.skip(length)
         if kind not in (_ARRAY, _SCALAR):
@@ -138,7 +138,7 @@ class _Walk:
             raise Broken(f"array {short(name, 60)} is not shape, type and bytes")
         shape, dtype, data = parts
         if not (isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)):
-            raise Broken(f"array {short(name, 60)} has a shape that makes no sense")
+            raise Broken(f"array {short(name, 60)} has an invalid shape")
         if not isinstance(data, tuple) or not isinstance(dtype, str) or len(self.found.tensors) >= self.limits.tensors:
             raise Broken(f"array {short(name, 60)} is not shape, type and bytes")
         tensor = Tensor(name, _KINDS.get(dtype, dtype), tuple(shape), data[0], data[1])

@@ -1,4 +1,4 @@
-"""numpy's .npy and .npz: a header in Python's notation, then the array; an .npz is a zip of those with CRCs."""
+"""numpy's .npy and .npz: a header in Python's notation, then the array; an .npz is a zip of such arrays with CRCs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # bfloat16 and 8-bit floats lose their names in this format
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Texts, bytes, times and the long floats of one processor: only their size is checked.
+# Texts, bytes, times and processor-specific long floats: only their size is checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
@@ -43,7 +43,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Compare every array's type and shape with the bytes that are there."""
+    """Compare every array's type and shape with its number of bytes."""
     found = Anatomy(NAME)
     if source.name.endswith(".npy"):
         start, found.big_endian = _array(found, "array", source.head(_HEADER), source.size, 0)
@@ -54,7 +54,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     large = _too_large(sum(m.size for m in members.values() if not m.stored), source.size, limits)
     for m in members.values():
         if not m.name.endswith(".npy"):
-            raise Doubtful(f"holds {short(m.name, 60)}, which is not an array")
+            raise Doubtful(f"contains {short(m.name, 60)}, which is not an array")
         name = m.name[:-4]
         if m.stored:
             found.spans.append(zips.span(m))
@@ -75,12 +75,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
-    found.proved.append(f"{len(members):,} arrays, each of the size that its header states")
+    found.proved.append(f"{len(members):,} arrays, each with the size in its header")
     return found
 
 
 def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | None:
-    """Return work that declines to decompress so much, or None where it is within the limits."""
+    """Return a check that refuses to decompress that much, or None if it is within the limits."""
     most = max(limits.unpacked, limits.unpack_ratio * packed)
     if size <= most:
         return None
@@ -94,7 +94,7 @@ def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | N
 def _unpack(
     found: Anatomy, t: Tensor, source: Source, m: zips.Member, limits: Limits, start: int, big: bool
 ) -> Callable[[], None]:
-    """Decompress one member whole, for its CRC and for NaN and infinity."""
+    """Return a check that decompresses one member, for its CRC and for NaN and infinity."""
 
     def work() -> None:
         dtype = PARTS.get(t.dtype, t.dtype)
@@ -108,7 +108,7 @@ def _unpack(
             rest = data[whole:]
             if test and whole and not strange:
                 strange = test(data[:whole])[0]
-        found.proved.append(f"the CRC of compressed member {short(t.name, 60)} fits")
+        found.proved.append(f"the CRC of compressed member {short(t.name, 60)} matches")
         if strange:
             found.not_finite.append(short(t.name, 60))
 
@@ -116,7 +116,7 @@ def _unpack(
 
 
 def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
-    """Add the array to `found`. Return the offset of its data, and true if they are big-endian."""
+    """Add the array to `found`. Return the offset of its data, and whether they are big-endian."""
     if head[:6] != _MAGIC or len(head) < 12:
         raise Broken(f"{short(name, 60)} does not begin as a numpy array")
     wide = 2 if head[6] == 1 else 4
@@ -130,7 +130,7 @@ def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[
     except (ValueError, SyntaxError, LookupError, TypeError, MemoryError, RecursionError) as why:
         raise Broken(f"{short(name, 60)} has a header that can't be read") from why
     if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape) or len(shape) > 64:
-        raise Broken(f"{short(name, 60)} has a shape that makes no sense")
+        raise Broken(f"{short(name, 60)} has an invalid shape")
     dtype, each, big = _element(name, descr)
     tensor = Tensor(name, dtype, shape, at + start, 0)
     extent = tensor.numel * each
@@ -141,7 +141,7 @@ def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[
 
 
 def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
-    """Return an element's type, its size in bytes, and true if it is a big-endian number."""
+    """Return an element's type, its size in bytes, and whether it is a big-endian number."""
     match = _DESCR.fullmatch(descr) if isinstance(descr, str) else None
     if match and match.group(2) in _KINDS:
         dtype = _KINDS[match.group(2)]

@@ -1,6 +1,6 @@
-"""The database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files without either.
+"""The database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files with neither.
 
-The tables are checked whole. A data file is values one after the other, so only a recorded digest can prove it.
+Tables are fully checked. A data file is a sequence of values, so only a recorded digest can prove it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check a table's length and CRC; nothing of a data file can be checked."""
+    """Check a table's length and CRC; mark a data file as opaque."""
     found = Anatomy(NAME)
     if source.head(4) not in _TABLES and not source.name.endswith(".ocdbt"):
         found.opaque = True
@@ -39,5 +39,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
     body = source.at(0, source.size)
     if crc32c(body[:-4]) != int.from_bytes(body[-4:], "little"):
         raise Broken("fails its CRC-32C")
-    found.proved.append("a table whose length and CRC-32C fit")
+    found.proved.append("a table whose length and CRC-32C match")
     return found

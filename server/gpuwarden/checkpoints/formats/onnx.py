@@ -1,4 +1,4 @@
-"""ONNX: a protobuf without a checksum. Its lengths must nest exactly, and its weights have the size of their shapes.
+"""ONNX: a protobuf without a checksum. Lengths must nest exactly, and weights must have the size of their shapes.
 
 Weights are raw bytes, packed numbers, or a range of another file beside the model (external data).
 """
@@ -22,7 +22,7 @@ _TYPES = {
     21: "U4", 22: "I4", 23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 _BITS = {**{name: kind.bits for name, kind in DTYPES.items()}, "U4": 4, "I4": 4, "U2": 2, "I2": 2}
-# The fields of a weight, and the types whose numbers they have as they are.
+# The fields of a weight, and the types that packed fields store unchanged.
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _PACKED = {4: ("F32", "C64"), 10: ("F64", "C128")}
 _VARINTS = (5, 7, 11)
@@ -44,7 +44,7 @@ class External:
 
 @dataclass
 class _Fields:
-    """The fields of one weight: its dimensions, its numbers, and where its texts and bytes are."""
+    """The fields of one weight: its dimensions, its numbers, and the offsets of its texts and bytes."""
 
     dims: list[int] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -64,10 +64,10 @@ def read(source: Source, limits: Limits) -> Anatomy:
         ranges = [e for e in external if e.location == location]
         other = source.beside(location)
         if other is None and source.path.name != PurePosixPath(source.name).name:
-            found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is stored elsewhere")
+            found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is not in this folder")
             continue
         if other is None:
-            raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is not there")
+            raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is missing")
         with other:
             size = other.size
         short_of = [e.name for e in ranges if e.offset + e.length > size]
@@ -78,7 +78,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def walk(source: Source) -> tuple[Anatomy, list[External]]:
-    """Return what the model has in itself, and its weights in other files."""
+    """Return the findings about the model itself, and its weights in other files."""
     found = Anatomy(NAME)
     walker = Walker(source)
     versions = 0
@@ -88,13 +88,13 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
         if number == 7 and isinstance(place, tuple) and len(graphs) < 2:
             graphs.append(place)
     if len(graphs) != 1 or not versions:
-        raise Broken("has no graph or no version; it is cut off or no ONNX model")
+        raise Broken("has no graph or no version: it is cut off or not an ONNX model")
     nodes = 0
     external: list[External] = []
     for number, _, place in walker.fields(*graphs[0]):
         nodes += number == 1
         if number == 1 and isinstance(place, tuple):
-            # The tensors that are attributes of a node.
+            # The tensors in a node's attributes.
             attributes = (at for n, _, at in walker.fields(*place) if n == 5 and isinstance(at, tuple))
             for inner, _, value in chain.from_iterable(walker.fields(*at) for at in attributes):
                 if inner == 5 and isinstance(value, tuple):
@@ -122,7 +122,7 @@ def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
         elif isinstance(value, int):
             seen.numbers[number] = value
         elif number in _ONCE and (number in seen.spans or wire != 2):
-            raise Broken("has a weight whose numbers are not packed, or are there twice")
+            raise Broken("has a weight whose numbers are not packed, or appear twice")
         else:
             seen.spans[number] = value
     return seen
@@ -141,7 +141,7 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
     if seen.numbers.get(_LOCATION) == 1:
         external.append(_external(name, dtype or "", shape, need, seen.external))
     elif dtype is None:
-        found.unproved.append(f"the values of {label}, which are texts or of a type that is not known here")
+        found.unproved.append(f"the values of {label}, which are texts or of an unknown type")
     elif _RAW in seen.spans or any(n in seen.spans and dtype in types for n, types in _PACKED.items()):
         number = next(n for n in (_RAW, *_PACKED) if n in seen.spans)
         start, end = seen.spans[number]
@@ -153,14 +153,14 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
 
 
 def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: str, numel: int) -> None:
-    """Count the numbers of variable length that a weight has: each ends with a byte below 128."""
+    """Count the variable-length numbers of a weight: each ends with a byte below 128."""
     count = 0
     for number in _VARINTS:
         begin, end = seen.spans.get(number, (0, 0))
         for at in range(begin, end, 1 << 20):
             piece = walker.source.at(at, min(1 << 20, end - at))
             count += len(piece.translate(None, _HIGH))
-    # Numbers of less than a byte are stored two or four to one.
+    # Elements below one byte are stored two or four per number.
     if count not in (numel, -(-numel * _BITS[dtype] // 8)):
         raise Broken(f"weight {label} has {count:,} numbers; its shape needs {numel:,}")
     kind = DTYPES.get(dtype)
@@ -169,7 +169,7 @@ def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: s
 
 
 def _external(name: str, dtype: str, shape: tuple[int, ...], need: int, entry: dict[str, str]) -> External:
-    """Return the range that a weight names. Raises Broken for one that is invalid."""
+    """Return the range that a weight names. Raises Broken if it is invalid."""
     location = PurePosixPath(entry.get("location", "").replace("\\", "/"))
     offset, length = entry.get("offset", "0"), entry.get("length", str(need))
     if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:

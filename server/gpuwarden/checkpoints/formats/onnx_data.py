@@ -1,4 +1,4 @@
-"""External data of an ONNX model: the bytes of its weights, in a file that is named after the model."""
+"""External data of an ONNX model: the bytes of its weights, in a file named after the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Place the weights that the model beside it keeps here."""
+    """Locate the weights that the model beside this file keeps in it."""
     found = Anatomy(NAME)
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")
@@ -37,6 +37,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
     last = max(t.start + t.extent for t in found.tensors)
     rest = source.at(last, min(source.size - last, _PADDING + 1))
     if len(rest) > _PADDING or any(rest):
-        found.doubt(f"{source.size - last:,} bytes follow its last weight, and belong to none")
+        found.doubt(f"{source.size - last:,} bytes follow its last weight, but belong to no weight")
     found.proved.append(f"has the bytes of {len(mine):,} weights of {model.path.name}")
     return found

@@ -1,4 +1,4 @@
-"""safetensors: an 8-byte length, a JSON header, then the tensors, without a checksum of any kind."""
+"""safetensors: an 8-byte length, a JSON header, then the tensors, without any checksum."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BITS = {name: kind.bits for name, kind in DTYPES.items()}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: every file that is called one must be one."""
+    """Return true by name alone: every file with this ending must be one."""
     return name.endswith(".safetensors")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the header and place every tensor; the tensors must cover the file without gap or overlap."""
+    """Read the header and locate every tensor; the tensors must cover the file without gap or overlap."""
     header, start = _header(source, limits)
     found = Anatomy(NAME)
     meta = header.pop("__metadata__", {})
@@ -38,7 +38,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("its __metadata__ is not a map of strings")
     found.meta = meta
     if len(header) > limits.tensors:
-        raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not looked at")
+        raise Doubtful(f"lists {len(header):,} tensors; more than {limits.tensors:,} are not examined")
     found.tensors = sorted((_tensor(n, entry, start) for n, entry in header.items()), key=lambda t: (t.start, t.extent))
     at = start
     for t in found.tensors:
@@ -48,7 +48,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at += t.extent
     size = source.size
     if at != size:
-        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes follow that belong to none"
+        what = (
+            f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} additional bytes belong to no tensor"
+        )
         raise Broken(f"its tensors end at byte {at:,}, the file at {size:,}: {what}")
     found.proved.append(f"{len(found.tensors):,} tensors cover the file exactly")
     return found
@@ -57,7 +59,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """Return the header and the offset of the first tensor."""
     if source.size < 8:
-        raise Broken(f"has {source.size} bytes; not even the header's length fits")
+        raise Broken(f"has {source.size} bytes, fewer than the header's length needs")
     length = int.from_bytes(source.at(0, 8), "little")
     if length > limits.header:
         raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
@@ -68,8 +70,8 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
-        # Each key of an entry has to be there as often as there are entries, else a name may be there twice. A hook for
-        # every object would find the same, at twice the time.
+        # Each key of an entry must occur as often as there are entries, else a name may occur twice. A hook for every
+        # object would find the same, but takes twice the time.
         entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
         once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
         if not once or b"\\" in raw or raw.count(b'"__metadata__"') > 1:

@@ -12,7 +12,7 @@ _NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names that tokenizers have; .model alone proves nothing."""
+    """Return true for the usual names of tokenizers; the ending .model alone is inconclusive."""
     return name in _NAMES or name.endswith(".spm")
 
 

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's archives (.zip): a text with pickled settings, and torch's archives, each judged as itself."""
+"""Stable-Baselines3's archives (.zip): JSON with pickled settings, and torch archives, each judged separately."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _FREQUENCY = (_UNITS, "TrainFreq")
 
 
 class _Settings(Names):
-    """The names that settings may use, with one named tuple among them."""
+    """The names that settings may use, including one named tuple."""
 
     def call(self, made: Call) -> str:
-        """Return why a call is not known to be harmless; "" where it is."""
+        """Return why a call is not known to be harmless; "" if it is."""
         tuple_of_two = made.new and isinstance(made.func, Global) and canonical(made.func) == _FREQUENCY
         return "" if tuple_of_two else super().call(made)
 
 
-# The library's own classes, and the spaces of actions and observations: made without a call, then given attributes.
+# The library's own classes, and the spaces of actions and observations: made without a call; attributes are set later.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -45,12 +45,12 @@ NAMES: Final = _Settings(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for an archive whose first member is called `data`; those of torch have a folder before it."""
+    """Return true for an archive whose first member is called `data`; in torch's archives, a folder precedes it."""
     return name.endswith(".zip") and head[:4] == b"PK\3\4" and head[26:28] == b"\4\0" and head[30:34] == b"data"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the archive's members: the settings' pickles without running them, and each archive of tensors."""
+    """Read the archive's members: the settings' pickles, without running them, and each archive of tensors."""
     found = Anatomy(NAME)
     members = zips.members(source, limits)
     missing = [name for name in (_SETTINGS, _POLICY) if name not in members]
@@ -58,7 +58,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken(f"lacks {some(missing)}")
     packed = [m.name for m in members.values() if not m.stored]
     if packed:
-        found.doubt(f"has compressed members, which the library does not write: {some(packed)}")
+        found.doubt(f"has compressed members, which the library never writes: {some(packed)}")
     found.spans = [zips.span(m) for m in members.values() if m.stored and not m.name.endswith(".pth")]
     _settings(found, parse(zips.read(source, members[_SETTINGS], limits.json), found), limits)
     for m in members.values():
@@ -72,7 +72,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     others = [n for n in members if n not in (_SETTINGS, *_TEXTS) and not n.endswith(".pth")]
     if others:
         found.unproved.append(f"the content of {some(others)}")
-    found.proved.append(f"all {len(members):,} members are there, {len(found.tensors):,} tensors among them")
+    found.proved.append(f"all {len(members):,} members exist, with {len(found.tensors):,} tensors")
     return found
 
 
@@ -96,4 +96,4 @@ def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:
         found.doubts += [f"setting {name} {line}" for line in inner.doubts]
         found.causes += inner.causes
         count += 1
-    found.proved.append(f"{count:,} pickled settings were read without running anything")
+    found.proved.append(f"{count:,} pickled settings were read without running code")

@@ -1,4 +1,4 @@
-"""Plain text: logs, notes, tables, configs. All that can be shown is that it reads as UTF-8."""
+"""Plain text: logs, notes, tables, configs. The only possible check is that it is UTF-8."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name only: bytes that happen to be ASCII prove nothing about an unknown format."""
+    """Return true by name only, since files of unknown formats may happen to be ASCII."""
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Decode it from end to end; a character cut off at the very end is a warning, for logs are."""
+    """Decode the file from end to end. A last character that is cut off is only a warning, since it occurs in logs."""
     found = Anatomy(NAME)
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines = at = 0
     while at < source.size:
         piece = source.at(at, min(1 << 20, source.size - at))
         if b"\0" in piece:
-            raise Broken(f"has a NUL byte at {at + piece.index(0):,}; text does not (a hole left by a crash does)")
+            raise Broken(
+                f"has a NUL byte at {at + piece.index(0):,}, which is not text: probably a hole left by a crash"
+            )
         try:
             decoder.decode(piece)
         except UnicodeDecodeError as why:
@@ -38,5 +40,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at += len(piece)
     if decoder.getstate()[0]:
         found.warnings.append("its last character is cut off")
-    found.proved.append(f"reads as UTF-8 text, {lines:,} lines")
+    found.proved.append(f"is valid UTF-8 text, {lines:,} lines")
     return found

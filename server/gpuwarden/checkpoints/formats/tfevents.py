@@ -8,7 +8,7 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-_BODY_CAP = 8 << 20  # bytes of records whose CRC is computed in Python; beyond, only the frames are checked
+_BODY_CAP = 8 << 20  # bytes of records whose CRC is computed, slowly, in Python; after these, only frames are checked
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -17,19 +17,19 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check every frame's length and CRC; an incomplete last record, left by a killed writer, is a warning only."""
+    """Check every frame's length and CRC. An incomplete last record, left by a killed writer, is only a warning."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:
         if source.size - at < 12:
-            found.warnings.append("its last record is incomplete, as a killed writer leaves it")
+            found.warnings.append("its last record is incomplete, as if its writer was killed")
             break
         head = source.at(at, 12)
         length = int.from_bytes(head[:8], "little")
         if masked(head[:8]) != int.from_bytes(head[8:], "little"):
             raise Broken(f"record {records + 1:,} at byte {at:,} fails the CRC of its length")
         if at + 16 + length > source.size:
-            found.warnings.append("its last record is incomplete, as a killed writer leaves it")
+            found.warnings.append("its last record is incomplete, as if its writer was killed")
             break
         if summed + length <= _BODY_CAP:
             body = source.at(at + 12, length + 4)
@@ -37,5 +37,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
                 raise Broken(f"record {records + 1:,} at byte {at:,} fails its CRC")
             summed += length
         at, records = at + 16 + length, records + 1
-    found.proved.append(f"{records:,} records are framed well")
+    found.proved.append(f"{records:,} records have valid frames")
     return found

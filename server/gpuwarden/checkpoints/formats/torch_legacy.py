@@ -1,7 +1,7 @@
-"""torch.save's format before zip: three small pickles, the object, then the storages, without any checksum.
+"""torch.save's format before zip: small pickles, the object, then the storages, without any checksum.
 
-Plain pickles are read here too. Under torch's names there may also be a file of any other program: only where its
-bytes show that it was one of torch's is it called damaged.
+Plain pickles are read here too. A file with one of torch's names may come from any other program, so it counts as
+damaged only if its bytes show that torch wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = 100  # pickles in a row
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's names unless the file is a zip: a plain pickle under such a name is read here too."""
+    """Return true for torch's names unless the file is a zip. Plain pickles with such names are read here too."""
     return name.endswith((*ENDINGS, ".pickle")) and head[:2] != b"PK"
 
 
@@ -49,7 +49,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at = tree.end
     version, system, tree, keys = trees
     if version.root != _PROTOCOL or not isinstance(system.root, dict) or not isinstance(keys.root, list):
-        raise Broken("has torch's magic number, but not what follows it")
+        raise Broken("has torch's magic number, but not the pickles that must follow it")
     found.big_endian = system.root.get("little_endian") is False
     stored = _stored(source, tree, keys.root, at)
     for small in (version, system, keys):
@@ -66,7 +66,7 @@ def _merge(tree: Tree, other: Tree) -> None:
 
 
 def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy:
-    """Return the findings on one plain pickle, or several in a row."""
+    """Return the findings on one or more consecutive plain pickles."""
     found = Anatomy("pickle")
     count, at = 1, tree.end
     while at < source.size and count < _MOST:
@@ -85,7 +85,7 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         torch_objects.fill(found, tree, {}, source.name, limits)
     found.meta["inert"] = True
     if not source.name.endswith(_PICKLES):
-        found.doubt("is a plain pickle, which torch.load does not take in spite of its name")
+        found.doubt("is a plain pickle, which torch.load does not accept despite its name")
     return found
 
 
@@ -104,23 +104,23 @@ def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) 
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
         raise why
     if zips.ends_whole(source):
-        raise Broken("ends as a zip archive does and does not begin like one: its beginning was overwritten")
+        raise Broken("ends like a zip archive but does not begin like one: its beginning was overwritten")
     if _MARK in head:
-        raise Broken("has torch's magic number, and what is before it was overwritten")
+        raise Broken("has torch's magic number, but the bytes before it were overwritten")
     if not any(head):
         raise Broken(f"begins with {len(head):,} zero bytes: its beginning was never written")
     if head.lstrip()[:9].lower() in (b"<!doctype", b"<html>") or head.lstrip()[:5].lower() == b"<html":
-        raise Broken("is an HTML page: what was downloaded is an error message")
+        raise Broken("is an HTML page: the download returned an error message")
     raise Unread("has one of torch's names, but is neither torch's nor a pickle") from why
 
 
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
-    """Return key -> (offset, bytes) of each storage; they must end where the file ends."""
+    """Return key -> (offset, bytes) of each storage; the last must end at the end of the file."""
     kinds = {key: dtype for key, dtype, _ in torch_objects.storages(tree)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:
         if not isinstance(key, str) or key not in kinds or key in stored:
-            raise Broken("its list of storages does not fit its pickle", Cause.CONTRADICTION)
+            raise Broken("its list of storages does not match its pickle", Cause.CONTRADICTION)
         count = int.from_bytes(source.at(at, 8), "little")
         size = count * DTYPES[kinds[key]].bits // 8
         stored[key] = (at + 8, size)

@@ -1,7 +1,7 @@
-"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read, never run.
+"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read but never run.
 
-TorchScript and torch.package write archives of the same names. The first contain tensors like torch.save's and a
-program, the others Python modules: neither can be loaded without running what is in it, so both stay unknown.
+TorchScript and torch.package write archives with the same names. The former contain tensors like torch.save's and a
+program, the latter Python modules: neither can be loaded without running its code, so both remain doubtful.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCRIPT = re.compile(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's names with a zip signature; the older format has the same names without it."""
+    """Return true for torch's names with a zip signature; files of the older format have the same names without it."""
     return name.endswith(ENDINGS) and head[:2] == b"PK"
 
 
@@ -50,7 +50,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         found.doubt("is a TorchScript program, whose code runs when it is loaded", Cause.NEEDS_CODE)
         foreign = [n for n in foreign if not _SCRIPT.fullmatch(n)]
     if foreign:
-        found.doubt(f"has members that torch does not write: {some(foreign)}")
+        found.doubt(f"has members that torch never writes: {some(foreign)}")
     _sums(found, source, inside, script)
     order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
     if order not in (b"little", b"big"):
@@ -60,7 +60,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
-    if script:  # its classes are in the program, which is a doubt already
+    if script:  # its classes are in the program, which already is a doubt
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name, limits)
@@ -68,25 +68,25 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script: bool) -> None:
-    """Add the spans that a CRC protects; torch compresses no member but a program's text."""
+    """Add the spans with a CRC. The only members that torch compresses are a program's text."""
     packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
     if packed:
-        found.doubt(f"has compressed members, which torch does not write: {some(packed)}")
+        found.doubt(f"has compressed members, which torch never writes: {some(packed)}")
     stored = [m for m in inside.values() if m.stored]
-    # `torch.serialization.skip_data` reserves the places of the storages, and leaves their checksums out.
+    # `torch.serialization.skip_data` reserves space for the storages, and omits their checksums.
     reserved = [m for n, m in inside.items() if n.startswith("data/") and m.stored and m.size and not m.crc]
     found.spans += [zips.span(m) for m in stored if not m.unchecked and m not in reserved]
     if reserved or any(m.unchecked for m in stored):
-        found.warnings.append("was written without checksums: a changed byte can't be seen")
+        found.warnings.append("was written without checksums: a changed byte goes undetected")
     if reserved and not reserved[0].unchecked:
         found.later.append(lambda: _filled(found, source, reserved))
 
 
 def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
-    """Refute an archive with reserved places that no value was ever written to."""
+    """Refute an archive with reserved space that was never written."""
     empty = [m.name for m in reserved if not any(any(piece) for piece in _pieces(source, m))]
     if empty:
-        found.refute(f"is incomplete: saved with skip_data, and nothing was written to {some(empty)}")
+        found.refute(f"is incomplete: saved with skip_data, but {some(empty)} was never written")
 
 
 def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
@@ -95,18 +95,18 @@ def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
 
 
 def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:
-    """Return the findings on a whole archive of another program. Raises Unread where nothing is known about it."""
+    """Return the findings on an archive of torch.package. Raises Unread for an archive of any other program."""
     if any(n.endswith("/.data/extern_modules") for n in members):
         found = Anatomy("torch package")
         found.doubt("is a torch.package: its own Python modules run when it is loaded", Cause.NEEDS_CODE)
         found.spans += [zips.span(m) for m in members.values() if m.stored]
         _other_pickles(found, source, [m for n, m in members.items() if n.endswith(".pkl")], limits)
         return found
-    raise Unread("is a zip archive that torch.save did not write: it has no data.pkl in one folder")
+    raise Unread("is a zip archive that torch.save did not write: it lacks a single folder with data.pkl")
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
-    """Report other pickles as doubts: torch does not unpickle them, but other programs may."""
+    """Refute members that run code when unpickled: torch does not unpickle them, but other programs may."""
     for member in members[:_LOOKED_INTO]:
         try:
             data = zips.read(source, member, _SMALL)

@@ -1,4 +1,4 @@
-"""Universal Binary JSON, as XGBoost writes its models (.ubj): typed arrays of big-endian numbers inside objects."""
+"""Universal Binary JSON, the format of XGBoost's models (.ubj): typed arrays of big-endian numbers inside objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk every value to the end of the file, and compare the trees of a model with the number that it states."""
+    """Walk every value to the end of the file, and compare a model's trees with the stated number."""
     walk = _Walk(Reader(source), limits)
     walk.found.big_endian = True
     root = walk.value(walk.code(), "", 0)
@@ -31,7 +31,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken(f"{source.size - walk.reader.at:,} bytes follow its value")
     found = walk.found
     found.content = root
-    found.proved.append(f"its values nest exactly and fill the file, {len(found.tensors):,} arrays among them")
+    found.proved.append(f"its values nest exactly and fill the file, with {len(found.tensors):,} arrays")
     learner = root.get("learner") if isinstance(root, dict) else None
     booster = learner.get("gradient_booster") if isinstance(learner, dict) else None
     if isinstance(booster, dict) and isinstance(booster.get("gbtree"), dict):
@@ -52,7 +52,7 @@ class _Walk:
         self.reader, self.limits, self.found, self.count = reader, limits, Anatomy(NAME), 0
 
     def code(self) -> bytes:
-        """Return the type of the next value; N fills space."""
+        """Return the type of the next value, skipping the no-op N."""
         code = self.reader.take(1)
         while code == b"N":
             code = self.reader.take(1)
@@ -71,7 +71,7 @@ class _Walk:
         return length
 
     def value(self, code: bytes, name: str, depth: int) -> Any:
-        """Return one value; of an array of numbers None."""
+        """Return one value, or None for an array of numbers."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)
@@ -124,7 +124,7 @@ class _Walk:
         if code == b"#":
             left, code = self.length(), b""
         while left and code != b"}":
-            if code:  # the length of the first key was read as its type
+            if code:  # the type of the first key's length was read already
                 size = self.number(code)
                 key = self.reader.take(size if isinstance(size, int) else -1).decode("utf-8", "replace")
             else:

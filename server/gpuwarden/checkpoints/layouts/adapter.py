@@ -1,4 +1,4 @@
-"""A PEFT adapter: the weights have everything that its config promises, and numbers in each of it."""
+"""A PEFT adapter: the weights must have all tensors that the config implies, none of them empty."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 # PEFT counts a module's layer by the first number in its name.
 _LAYER = re.compile(r"(?P<stem>.*?\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
 _LITERAL = re.compile(r"[\w.-]+")
-# For these tasks PEFT adds every name that models give to their last layer; each model has one of them.
+# For these tasks PEFT adds all usual names of the last layer; each model has one of them.
 _HEADS = frozenset({"classifier", "score"})
 _CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
 
-# More is no honest adapter: each is compared with each.
+# Limit for pairwise comparisons; no honest adapter has more.
 _MOST_ROLES = 1_000
 _DEEPEST = 24
 
@@ -34,13 +34,13 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that config and weights are both there, and each of the config's promises in the weights."""
+    """Check that config and weights exist, and that the weights have everything in the config."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
         said.problems.append("has a config but no adapter weights")
     if "adapter_config.json" not in folder.files:
-        said.problems.append("has adapter weights but no adapter_config.json; nothing can apply them")
+        said.problems.append("has adapter weights but no adapter_config.json, so they can't be applied")
         return said
     config = found.parsed(folder.join("adapter_config.json"))
     entries = [e for n in present if (e := found[folder.join(n)])]
@@ -50,7 +50,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     modules = _modules(config, tensors)
     empty = [n for n, t in tensors.items() if not t.numel]
     if empty:
-        said.problems.append(f"{len(empty):,} tensors have no numbers: {some(empty)}")
+        said.problems.append(f"{len(empty):,} tensors have no elements: {some(empty)}")
     elif not tensors:
         said.problems.append("the weights have no tensor")
     _targets(config, modules, said)
@@ -62,7 +62,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     _saved(config, tensors, said)
     _tokens(config, tensors, said)
     if modules and not said.problems:
-        said.proved.append(f"{len(modules):,} modules have all the tensors that the config promises")
+        said.proved.append(f"{len(modules):,} modules have all tensors that the config requires")
     return said
 
 
@@ -82,7 +82,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _ends(module: str) -> list[str]:
-    """Return the names by which a config means this module, as PEFT compares them."""
+    """Return the names that match this module in a config, as PEFT compares them."""
     parts = module.split(".")[-_DEEPEST:]
     return [".".join(parts[n:]) for n in range(len(parts))]
 
@@ -90,8 +90,8 @@ def _ends(module: str) -> list[str]:
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Return adapted module -> the rest of its tensors' names.
 
-    `target_modules` names them in a list. A pattern in a string is not run, because a hostile one could take for ever:
-    then only modules with matrices of LoRA are known.
+    `target_modules` lists them. A string is a pattern, which is not run, since a hostile one might never end: then only
+    modules with LoRA matrices are known.
     """
     known = set(pairs(tensors))
     targets = set(_names(config.get("target_modules")))
@@ -111,7 +111,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
-    lora = config.get("peft_type") == "LORA"  # some other kinds keep all of it in tensors that modules share
+    lora = config.get("peft_type") == "LORA"  # some other types keep everything in tensors that modules share
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
@@ -119,7 +119,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
 
 
 def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
-    """Report modules without a tensor that another one in the same place of its layer has."""
+    """Report modules that lack a tensor which the same module in another layer has."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
@@ -130,7 +130,7 @@ def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
 
 
 def _halves(rest: set[str]) -> bool:
-    """Return true if one of LoRA's two matrices is there without the other."""
+    """Return true if only one of LoRA's two matrices exists."""
     return len({match[2] for r in rest if (match := _PAIR.fullmatch("m." + r))}) == 1
 
 
@@ -154,25 +154,25 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         lacking, ordered = sorted(every - layers), sorted(every)
         if not lacking:
             continue
-        # Layers of another kind have something that these lack, as attention beside convolutions. Experts often begin
-        # after some dense layers.
+        # Layers of another kind have modules that these lack, such as attention beside convolutions. Experts often
+        # begin after some dense layers.
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: layer {some(lacking)} has none, unlike the others"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
-            said.unproved.append(f"{line}; compare with the base to know whether that is right")
+            said.unproved.append(f"{line}; compare with the base to check it")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
-            said.doubts.append(line)  # a few architectures have other first or last layers
+            said.doubts.append(line)  # some architectures have different first or last layers
         else:
             said.problems.append(line)
 
 
 def _even(numbers: list[int]) -> bool:
-    """Return true for two or more numbers at one distance, as where every fourth layer differs."""
+    """Return true for two or more evenly spaced numbers, for example if every fourth layer differs."""
     return len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0]))
 
 
 def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], said: Judgement) -> None:
-    """Check the rank of each pair, and the tensors that DoRA and a bias add to it."""
+    """Check the rank of each pair, and the additional tensors of DoRA and of a bias."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:
@@ -186,7 +186,7 @@ def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str
 
 
 def _rank(config: dict[str, Any], module: str) -> int | None:
-    """Return the rank that the config gives a module; None where only a pattern could tell."""
+    """Return the rank of a module in the config; None if it depends on a pattern."""
     given: Any = config.get("rank_pattern")
     if isinstance(given, dict) and len(given) > _MOST_ROLES:
         return None
@@ -200,7 +200,7 @@ def _rank(config: dict[str, Any], module: str) -> int | None:
 
 
 def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
-    """Return true if both matrices of a pair have one rank, and this one; `stacked` has several of them in one."""
+    """Return true if both matrices of a pair have this rank; if `stacked` or without a rank, equal ranks suffice."""
     if any(len(t.shape) < 2 for t in pair.values()):
         return False
     sizes = [t.shape[0 if half == "A" else 1] for half, t in pair.items()]
@@ -210,10 +210,10 @@ def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
 
 
 def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
-    """Report what is to be saved whole and is not in the weights."""
+    """Report modules that the config saves whole and the weights lack."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
-        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to look for")
+        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
         return
     held = "\n".join(f".{t}." for t in tensors)
     lacking = [n for n in names if f".{n}." not in held]
@@ -222,11 +222,11 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
     if config.get("peft_type") == "VERA" and config.get("save_projection") is True:
         lacking += [n for n in ("vera_A", "vera_B") if not any(f".{n}" in t for t in tensors)]
     if lacking:
-        said.problems.append(f"what the config saves whole, and the weights lack: {some(map(short, lacking))}")
+        said.problems.append(f"modules that the config saves whole but the weights lack: {some(map(short, lacking))}")
 
 
 def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
-    """Check that each token that is trained by itself has its row."""
+    """Check that each individually trained token has its row."""
     given = config.get("trainable_token_indices") or config.get("token_indices")
     lists = list(given.values()) if isinstance(given, dict) else [given] if given else []
     wanted = sorted(len(tokens) for tokens in lists if isinstance(tokens, list))

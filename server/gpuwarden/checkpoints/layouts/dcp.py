@@ -1,4 +1,4 @@
-"""A folder of torch.distributed.checkpoint: every file of the roster is there, and no other."""
+"""A folder of torch.distributed.checkpoint: every file in its metadata must exist."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the roster with the folder, and find the step that it records."""
+    """Compare the metadata with the folder, and find the recorded step."""
     said = Judgement(NAME, folder.rel)
     entry = found[folder.join(".metadata")]
     rows = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
     if not isinstance(rows, list):
         if entry is None:
-            said.problems.append("has no .metadata: the save was never finished, and nothing can load it")
+            said.problems.append("has no .metadata: the save was never finished, and it can't be loaded")
         return said
     files = {r.file for r in rows}
     gone = sorted(f for f in files if f not in folder.files)
     if gone:
-        said.problems.append(f".metadata lists files that are not there: {some(gone)}")
+        said.problems.append(f".metadata lists files that are missing: {some(gone)}")
     else:
-        said.proved.append(f"all {len(files):,} files of .metadata are there, with {len(rows):,} records")
+        said.proved.append(f"all {len(files):,} files of .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # An optimizer alone is a part of the checkpoint around it, and a step in the name is judged with the name.
+    # An optimizer alone belongs to the checkpoint around it; the layout of stepped folders judges a step in the name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None
@@ -43,7 +43,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the number that is saved under a step's name, else the steps of the optimizer."""
+    """Return the number that is saved under one of the step keys, else the steps of the optimizer."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

@@ -1,8 +1,8 @@
-"""DeepSpeed ZeRO: `latest` names a folder in which every rank has left its part.
+"""DeepSpeed ZeRO: `latest` names a folder in which every rank has saved its part.
 
-Every rank's model states record the number of ranks, the step and the model's shapes. In ZeRO-3 they have no weights
-at all: each rank's share of them is stored, as 32-bit floats, in its optimizer states. DeepSpeed's own converter
-(zero_to_fp32.py) puts the shares together by the same arithmetic that is checked here.
+The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3 they have no
+weights: each rank's optimizer states have its share, as 32-bit floats. DeepSpeed's own converter (zero_to_fp32.py)
+joins the shares with the arithmetic that is checked here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The files of the ranks: (kind, model-parallel rank) -> rank -> name; and the head of each model state."""
+    """The files of the ranks, (kind, model-parallel rank) -> rank -> name, and the content of each model state."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
@@ -54,12 +54,12 @@ class _Parts:
         return parts
 
     def stated(self, key: str) -> list[int]:
-        """Return the values that the heads give for a number, without values that can't be one."""
+        """Return the distinct valid values of a number in the heads."""
         return sorted({h[key] for h in self.heads if type(h.get(key)) is int and 0 <= h[key] <= _MOST})
 
     @property
     def stage(self) -> int | None:
-        """Return the stage of ZeRO, None where it is not recorded or the ranks disagree."""
+        """Return the stage of ZeRO; None if it is not recorded or the ranks disagree."""
         found = set()
         for head in self.heads:
             config = head.get("ds_config")
@@ -70,7 +70,7 @@ class _Parts:
 
     @property
     def numels(self) -> list[list[list[int]]]:
-        """Return each head's elements of the trained parameters by group; empty where that is not recorded."""
+        """Return each head's numbers of elements of the trained parameters by group; empty if not recorded."""
         made: list[list[list[int]]] = []
         for head in self.heads:
             groups = head.get("param_shapes")
@@ -83,14 +83,14 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with parts of ranks, or with `latest` beside such folders."""
+    """Return true for a folder with the ranks' parts, or with `latest` beside such folders."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the ranks are complete and of one save, that their shares add up, and where `latest` points."""
+    """Check that the ranks are complete and of one save, that their shares add up, and that `latest` is right."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
@@ -98,15 +98,15 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         tag = _TAG.fullmatch(name)
         later = [n for n in folder.folders if (m := _TAG.fullmatch(n)) and tag and int(m.group(1)) > int(tag.group(1))]
         if name not in folder.folders:
-            said.problems.append(f"latest names {short(name, 60)!r}, which is not there")
+            said.problems.append(f"latest names {short(name, 60)!r}, which does not exist")
         elif later:
-            said.warnings.append(f"latest names {name}, so a resume would pass over {some(sorted(later))}")
+            said.warnings.append(f"latest names {name}, so a resume would ignore {some(sorted(later))}")
     parts = _Parts.of(folder, found)
     if not parts.ranks and not parts.whole:
         return said
     steps = parts.stated("global_steps")
     if len(steps) > 1:
-        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they are of different saves")
+        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they belong to different saves")
     named = _TAG.fullmatch(folder.path.name)
     if len(steps) == 1:
         said.step = steps[0]
@@ -131,7 +131,7 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
     for what, told in (("ranks", worlds), ("model-parallel parts", models)):
         if len(told) > 1:
-            said.problems.append(f"the parts were saved by {some(told)} {what}: they are of different saves")
+            said.problems.append(f"the parts were saved by {some(told)} {what}: they belong to different saves")
     before = len(said.problems)
     world = worlds[0] if len(worlds) == 1 else None
     for (kind, model), ranks in sorted(parts.ranks.items()):
@@ -139,24 +139,24 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
         if gone:
             said.problems.append(f"ranks without {kind} states for mp_rank {model:02}: {some(gone)}")
         elif world and len(ranks) > world:
-            said.problems.append(f"{len(ranks)} ranks left {kind} states for mp_rank {model:02}; there were {world}")
+            said.problems.append(f"{len(ranks)} ranks saved {kind} states for mp_rank {model:02}, not {world}")
     known = {m for _, m in parts.ranks} | set(parts.whole)
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
-        said.problems.append(f"nothing is there of model-parallel parts {some(lost)}")
+        said.problems.append(f"all files of model-parallel parts {some(lost)} are missing")
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
     if parts.stage == 3 and bare:
-        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, and there are none")
+        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, which are missing")
     elif bare and (parts.stage or any(kind == "optim" for kind, _ in parts.ranks)):
-        said.resume.append("no optim states of the ranks: a resume would start the optimizer afresh")
+        said.resume.append("no optim states of the ranks: a resume would restart the optimizer")
     counts = {len(ranks) for ranks in parts.ranks.values()}
     if len(counts) > 1 and not world:
         said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
     if parts.ranks and len(said.problems) == before:
         count = max(map(len, parts.ranks.values()))
-        all_of = f"all {count} ranks left their parts"
-        unsure = f"{count} ranks left their parts; a later rank that left none can't be known of"
+        all_of = f"all {count} ranks saved their parts"
+        unsure = f"{count} ranks saved their parts; a missing higher rank would go unnoticed"
         said.proved.append(all_of if world else unsure)
 
 
@@ -194,11 +194,11 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
     if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
         _sum(flat, numels[0], parts.stage, said)
     elif any(n != numels[0] for n in numels):
-        said.problems.append("the ranks' parts are of models of different shapes")
+        said.problems.append("the ranks' parts belong to models of different shapes")
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Return the elements of a rank's share of the weights by group; None for one that is not a tensor."""
+    """Return the number of elements in a rank's share of the weights by group; None for a group without a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     numels: list[int | None] = []
     for group in groups if isinstance(groups, list) else ():
@@ -211,7 +211,7 @@ def _groups(state: dict[Any, Any]) -> list[int | None]:
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
-    """Add up the shares as zero_to_fp32.py does: ZeRO-3 splits each parameter, the earlier stages a whole group."""
+    """Add up the shares like zero_to_fp32.py: ZeRO-3 splits each parameter, the earlier stages a whole group."""
     world, total = len(flat), sum(map(sum, wanted))
     if any(n is None for groups in flat for n in groups) or not all(flat) or total >= _NO_MODEL:
         return
@@ -227,6 +227,6 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         return
     if bad:
         who = "ranks" if stage == 3 else "parameter groups"
-        said.problems.append(f"the shares of {who} {some(bad)} do not give the model's {total:,} parameters")
+        said.problems.append(f"the shares of {who} {some(bad)} do not add up to the model's {total:,} parameters")
     else:
-        said.proved.append(f"the shares of {world} ranks give the model's {total:,} parameters")
+        said.proved.append(f"the shares of {world} ranks add up to the model's {total:,} parameters")

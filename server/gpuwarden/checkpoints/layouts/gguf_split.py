@@ -1,4 +1,4 @@
-"""A GGUF model in parts: each part states its number, how many there are, and how many tensors they have together."""
+"""A GGUF model in parts: each part states its number, the number of parts, and the total number of tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with a part of a model."""
+    """Return true for a folder with a part of a split model."""
     return any(_PART.fullmatch(name) for name in folder.files)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare what the parts of each model state with each other and with their names."""
+    """Compare the statements of each model's parts with each other and with their names."""
     said = Judgement(NAME, folder.rel)
     models: dict[tuple[str, int], dict[int, str]] = {}
     for name in folder.files:
@@ -37,14 +37,14 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             entry = found[folder.join(name)]
             if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
                 read[number] = entry.anatomy
-        # A part that can't be read is its own evidence.
+        # A part that can't be read has its own findings.
         if len(read) == count:
             _agree(stem, count, read, said)
     return said
 
 
 def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
-    """Check the numbers that the parts state, and that no tensor is in two of them."""
+    """Check the numbers in the parts, and that no tensor is in two parts."""
     before = len(said.problems)
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
@@ -59,4 +59,4 @@ def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> 
     if len(set(names)) != len(names):
         said.problems.append(f"two parts of {short(stem, 60)} have a tensor of the same name")
     if len(said.problems) == before:
-        said.proved.append(f"all {count:,} parts of {short(stem, 60)} are there, with {len(names):,} tensors together")
+        said.proved.append(f"all {count:,} parts of {short(stem, 60)} exist, with {len(names):,} tensors in total")

@@ -1,4 +1,4 @@
-"""A transformers model: config.json, the tensors beside it and the tokenizer describe the same architecture."""
+"""A transformers model: config.json, the tensors beside it and the tokenizer must describe the same architecture."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ NAME = "model"
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
 _EXPERT = re.compile(r"(?P<layer>.*\bexperts\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
-# save_pretrained writes these beside a config, and nothing else writes them.
+# Only save_pretrained writes these, always beside a config.
 _BESIDE = ("generation_config.json",)
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with a model's weights under the names that transformers gives them."""
+    """Return true for a folder with a model's weights under transformers' names."""
     return bool(weights(folder)) and not temporary(folder.rel)
 
 
 def weights(folder: Folder) -> list[str]:
-    """Return the names of the files with the model's weights: safetensors where both kinds are there, as loaders do."""
+    """Return the names of the files with the model's weights; if both kinds exist, safetensors, as in loaders."""
     names = sorted(n for n in folder.files if _WEIGHTS.fullmatch(n))
     return [n for n in names if n.endswith(".safetensors")] or names
 
 
 def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
-    """Return the model's tensors by name; none where a file of them is damaged or not understood."""
+    """Return the model's tensors by name; empty if one of their files is damaged or unreadable."""
     names = [folder.join(n) for n in weights(folder)]
     whole = all((e := found[n]) and e.anatomy and e.anatomy.tensors and not e.problems for n in names)
     return found.tensors(names) if whole else {}
@@ -45,15 +45,15 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         said.problems.append("the weights have no tensor")
     if CONFIG not in folder.files:
-        # Other files may be there that are only written beside a config, or other models that have one.
+        # A config is missing if a file that accompanies it exists, or if sibling models have one.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
         have = [rel for rel, config in configs.items() if isinstance(config, dict) and config.get("model_type")]
         if beside:
-            said.problems.append(f"has {beside[0]} but no {CONFIG}: nothing can build the model")
+            said.problems.append(f"has {beside[0]} but no {CONFIG}, so the model can't be built")
         elif have:
-            said.problems.append(f"has no {CONFIG}, unlike {some(have)}: nothing can build the model")
+            said.problems.append(f"has no {CONFIG}, unlike {some(have)}, so the model can't be built")
     else:
         config = found.parsed(folder.join(CONFIG))
         if isinstance(config, dict) and tensors and config.get("model_type"):
@@ -68,9 +68,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
-    """Check that the experts of a layer are as many as the config says, each with the tensors of the others.
+    """Check that each layer has the config's number of experts, all with the same tensors.
 
-    transformers 5 merges them when it loads, so that `build_child.py` does not know their names in the file.
+    transformers 5 merges experts when it loads, so `build_child.py` does not know their names in the file.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for match in map(_EXPERT.fullmatch, tensors):
@@ -93,8 +93,7 @@ def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said
         return
     if count > rows:
         said.problems.append(
-            f"the tokenizer has {count:,} tokens, the model has embeddings for {rows:,}: "
-            "the last tokens would be looked up beyond the table"
+            f"the tokenizer has {count:,} tokens, the model has embeddings for {rows:,}: the last tokens have none"
         )
     else:
         said.proved.append(f"all {count:,} tokens of the tokenizer have an embedding")

@@ -1,4 +1,4 @@
-"""An orbax checkpoint: the commit is recorded, and the database that the metadata names is there."""
+"""An orbax checkpoint: the commit must be recorded, and the database in the metadata must exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the folder's name is a step, the commit has a time, and the database is there."""
+    """Read the step from the folder's name; check that the commit has a time and that the database exists."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)
@@ -29,13 +29,13 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not isinstance(item, dict):
         return said
     if item.get("use_ocdbt") and "manifest.ocdbt" not in folder.files:
-        said.problems.append(f"{_ITEM} speaks of a database, but manifest.ocdbt is not there")
+        said.problems.append(f"{_ITEM} names a database, but manifest.ocdbt is missing")
     parts = [f for n, f in folder.folders.items() if n.startswith("ocdbt.process_")]
     empty = [f.path.name for f in parts if "manifest.ocdbt" not in f.files]
     if empty:
         said.problems.append(f"{', '.join(empty[:3])} has no manifest.ocdbt")
     if not said.problems:
-        said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, their database is there")
+        said.proved.append(f"{len(item.get('tree_metadata', {})):,} arrays are listed, and their database exists")
     return said
 
 

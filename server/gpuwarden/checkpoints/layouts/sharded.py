@@ -1,4 +1,4 @@
-"""A model in shards: the index maps tensors to files, and loaders trust it blindly."""
+"""A model in shards: the index maps tensors to files, and loaders do not verify it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.\w+)")
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with an index, or with shards that an index should list."""
+    """Return true for a folder with an index, or with numbered shards."""
     return any(n.endswith(_INDEX) for n in folder.files) or bool(_numbered(folder))
 
 
@@ -30,16 +30,16 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         table = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
             if entry and not entry.problems:
-                said.problems.append(f"{short(name)} has no weight_map of names to files")
+                said.problems.append(f"{short(name)} has no weight_map from names to files")
             continue
         shards = sorted(set(table.values()))
         listed.update(shards)
         missing = [s for s in shards if s not in folder.files and folder.join(s) not in aliases]
         if missing:
-            said.problems.append(f"{short(name)} lists {len(missing)} shards that are not there: {some(missing)}")
+            said.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
             continue
         stems = {_stem(s) for s in shards} - {None}
-        # Shards beside the listed ones count too: the index may have forgotten one.
+        # Include unlisted shards with the same stem: the index may lack one.
         present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
         _both_ways(folder, name, table, present, found, said)
         _total(folder, name, content, present, found, said)
@@ -63,7 +63,7 @@ def _both_ways(
     for shard in shards:
         entry = found[folder.join(shard)]
         if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
-            return  # the shard's own evidence says what is wrong with it
+            return  # the shard has its own findings
         for t in entry.anatomy.tensors:
             if t.name in held:
                 twice.append(t.name)
@@ -81,13 +81,13 @@ def _both_ways(
 
 
 def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
-    """Compare the size of the model that an index states with that of the shards."""
+    """Compare the model size in an index with that of the shards."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
     tensors = found.tensors(folder.join(s) for s in shards).values()
     size = sum(t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent for t in tensors)
     if isinstance(total, (int, float)) and not isinstance(total, bool) and size and size != total:
-        said.problems.append(f"{short(name)} says the model has {total:,} bytes; the shards have {size:,}")
+        said.problems.append(f"{short(name)} states {total:,} bytes for the model; the shards have {size:,}")
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:
@@ -102,7 +102,7 @@ def _stem(name: str) -> str | None:
 
 
 def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
-    """Return stem -> (how many shards there should be, which are there)."""
+    """Return stem -> (expected number of shards, numbers of the existing ones)."""
     found: dict[str, tuple[int, set[int]]] = {}
     for stem, number, total in filter(None, map(_parts, folder.files)):
         most, present = found.get(stem, (total, set()))

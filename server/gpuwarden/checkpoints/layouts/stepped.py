@@ -1,4 +1,4 @@
-"""A checkpoint folder that carries its step in its name: the name, the trainer's state and the roster must agree."""
+"""A checkpoint folder with its step in its name: the name and the trainer's state must agree."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OPTIMIZER = "optimizer.pt"
 _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
-_HELPER = "checkpoint.json"  # written by savelib.py
-# accelerate's save_state writes the former, and numbers its folders by saves.
+_HELPER = "checkpoint.json"  # written by save_helper.py
+# accelerate's save_state writes these files, and numbers its folders by saves.
 _ACCELERATE = re.compile(r"random_states_\d{1,6}\.pkl")
 _SAVES = re.compile(r"checkpoint_\d{1,9}")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
@@ -41,16 +41,16 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the step is the name's and that there are weights, and name what a resume would miss."""
+    """Check that the step equals the name's and that weights exist, and list the obstacles to a resume."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
-        said.problems.append("the folder is empty: a save that never happened, and resume=True would stop at it")
+        said.problems.append("the folder is empty: the save failed, and resume=True would fail on it")
         return said
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
     if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
-        # save_model and save_state after the training: the end's weights and log, beside the checkpoints.
+        # Written by save_model and save_state after the training: final weights and log, beside the checkpoints.
         said.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         return said
@@ -67,7 +67,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
             said.resume.append(f"{_HELPER} names no optimizer among its parts")
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
-            said.warnings.append(f"{_HELPER} names no part that says where in the data to go on")
+            said.warnings.append(f"{_HELPER} names no part with the position in the data")
     elif any(map(_ACCELERATE.fullmatch, folder.files)):
         _accelerated(folder, inside, found, said)
     else:
@@ -102,30 +102,32 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
         said.proved.append(f"is at step {made:,}")
     elif said.step != made:
         said.warnings.append(
-            f"the folder is called {short(folder.path.name, 60)}, its optimizer has made {made:,} steps"
+            f"the folder is called {short(folder.path.name, 60)}, but its optimizer has made {made:,} steps"
         )
 
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
-    """Report that no state records the step. The Trainer writes its state last, so the save may be unfinished."""
+    """Report a missing trainer state. The Trainer writes its state last, so the save may be unfinished."""
     stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
     try:
         beside = list(islice(folder.path.parent.iterdir(), 10_000))
     except OSError:
         beside = []
-    # The other checkpoints of the same run, also where the examination began below them.
+    # The other checkpoints of the same run, even if only this folder is examined.
     siblings = [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
-        said.doubts.append(f"{stopped}, or another program saved it; no file beside it shows which")
+        said.doubts.append(f"{stopped}, or another program saved it")
     states = [j for j in (state_file.of_file(e, found) for e in inside) if j is not None]
     for state in states:
         said.resume += state.resume
         said.proved += state.proved
         said.warnings += state.warnings
         if said.step is not None and state.step != said.step:
-            said.warnings.append(f"the folder is called {short(folder.path.name, 60)}, {state.path} is at {state.step}")
+            said.warnings.append(
+                f"the folder is called {short(folder.path.name, 60)}, but {state.path} is at {state.step}"
+            )
     if states:
         return
     roots = [e.anatomy.content for e in inside if e.anatomy and isinstance(e.anatomy.content, dict)]

@@ -1,4 +1,4 @@
-"""A folder with files that each contain a whole training state: the one of the highest step is judged."""
+"""A folder of files that each contain a whole training state: the file with the highest step is judged."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Judge the file of the highest step; a folder without such a file gets a judgement that says nothing."""
+    """Judge the file with the highest step; without such a file, return an empty judgement."""
     entries = (found[folder.join(n)] for n in sorted(folder.files) if n.endswith(_FILES))
     made = [j for j in (of_entry(e, found) for e in entries if e is not None) if j is not None]
     return max(made, key=lambda j: (j.step or 0, not j.problems, not j.resume), default=Judgement(NAME, folder.rel))
 
 
 def of_entry(entry: Entry, found: Findings) -> Judgement | None:
-    """Return the judgement of one file, None for one without a training state."""
+    """Return the judgement of one file, or None if it has no training state."""
     stem = entry.path.rsplit("/", 1)[-1].split(".", 1)[0]
     return state_file.of_file(entry, found, step_of(stem))

@@ -1,1 +1,1 @@
-"""Read pickles symbolically; nothing is imported or called."""
+"""Read pickles symbolically, without importing or calling anything."""

@@ -1,8 +1,8 @@
-"""The names that a pickle may use without a doubt: values, calls with arguments of a known kind, plain objects.
+"""The names that a pickle may use without a doubt: values, calls with arguments of known types, plain objects.
 
-Everything else is unknown. The lists are closed: names are compared whole, and a name with a dot, which
-protocol 4 follows through attributes, is on none of them. A function that calls or imports what it is given is allowed
-only with arguments that it can't use so.
+All other names are unknown. The lists are closed: names are compared whole, and a name with a dot, which protocol 4
+resolves through attributes, is on none of them. A function that calls or imports its arguments is allowed only with
+arguments that can't be called or imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TORCH_DTYPES = {
     "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
     "complex32": "C32", "bits8": "U8", "bits16": "U16",
-    # Several elements share a byte: the byte is what can be checked.
+    # Several elements share a byte, so only the byte can be checked.
     "float4_e2m1fn_x2": "U8", "bits1x8": "U8", "bits2x4": "U8", "bits4x2": "U8",
 }  # fmt: skip
 REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7, "_rebuild_qtensor": 6}
@@ -44,7 +44,7 @@ _OTHER = (
 _REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
 _TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")})
 
-# Named, and never called: types and constants that the calls below take as arguments.
+# Named but never called: types and constants that are arguments of the calls below.
 _VALUES: _Names = {
     "torch": frozenset(
         {
@@ -67,7 +67,7 @@ _VALUES: _Names = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: Global) -> Key:
-    """Return the module and name in today's Python: protocol 2 writes those of Python 2, and numpy has renamed some."""
+    """Return the current module and name: protocol 2 writes those of Python 2, and numpy has renamed some."""
     key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
     module, own = key or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
     return re.sub(r"^numpy\._core\b", "numpy.core", re.sub(r"^pathlib\._local$", "pathlib", module)), own
@@ -104,19 +104,19 @@ def _nothing(args: tuple[Any, ...]) -> bool:
 
 
 def _bytes(args: tuple[Any, ...]) -> bool:
-    """Accept contents, not a length, which could be enormous."""
+    """Accept contents, but not a length, which could be enormous."""
     return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
 
 
 def _ratio(args: tuple[Any, ...]) -> bool:
-    """Accept two integers, or text without an exponent, which could make an enormous number."""
+    """Accept two integers, or text without an exponent, which could produce an enormous number."""
     if len(args) == 1:
         return type(args[0]) is str and re.fullmatch(r"-?[0-9]{1,1000}(/[0-9]{1,1000})?", args[0]) is not None
     return len(args) == 2 and all(type(a) is int for a in args)
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """Accept one list, tuple or dict of the file: nothing whose attributes would be read, or that never ends."""
+    """Accept one list, tuple or dict, but no value whose attributes would be read or that is infinite."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
@@ -141,7 +141,7 @@ def _from_type(args: tuple[Any, ...]) -> bool:
 
 
 def _numpy_dtype(args: tuple[Any, ...]) -> bool:
-    """Accept what numpy writes: a letter and a size. Longer text is a language of its own, whose reader is code."""
+    """Accept numpy's own form: a letter and a size. Longer text is a language that numpy evaluates."""
     code = args[0] if args else None
     return type(code) is str and re.fullmatch(r"[A-Za-z?][0-9]{0,9}", code) is not None and _scalars(args)
 
@@ -171,7 +171,7 @@ def is_dtype(value: Call) -> bool:
 
 
 def attributes(state: Any) -> bool:
-    """Return true for a dict of plain attributes. A special attribute would be called by the next opcode."""
+    """Return true for a dict of plain attributes. The next opcode could call a special attribute."""
     if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
         state = state[0]
     return state is None or (isinstance(state, dict) and all(type(k) is str and not k.startswith("__") for k in state))
@@ -185,11 +185,11 @@ _NUMPY_DTYPES = frozenset(
               "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
               "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
 )  # fmt: skip
-# Container types: nothing else may be called for a missing key.
+# Container types: the only functions that may be called for a missing key.
 _FACTORIES = frozenset(
     {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
 )
-# What torch's safe loader takes without being asked, and what random number states are made of.
+# The calls that torch's safe loader allows by default, and those in random number states.
 _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("collections", "OrderedDict"): _literal,
     ("collections", "Counter"): _literal,
@@ -199,7 +199,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("builtins", "set"): _literal,
     ("builtins", "complex"): _numbers,
     ("builtins", "bytearray"): _bytes,
-    # Latin-1 only: other encodings are looked up, which imports a module.
+    # Latin-1 only: the look-up of other encodings imports a module.
     ("_codecs", "encode"): lambda args: len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1"),
     ("torch", "Size"): _literal,
     ("torch", "device"): _scalars,
@@ -208,7 +208,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("torch._utils", n): _rebuilt for n in _REBUILT},
     ("torch._utils", "_rebuild_parameter_with_state"): lambda args: _rebuilt(args) and all(map(attributes, args[3:4])),
     ("numpy", "dtype"): _numpy_dtype,
-    # numpy's plain array type, which is what `_reconstruct` makes
+    # the plain array type of numpy, which `_reconstruct` makes
     ("numpy.core.multiarray", "_reconstruct"): lambda args: (
         len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
     ),
@@ -216,7 +216,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("numpy.core.numeric", "_frombuffer"): _numpy_values,
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
 }
-# Values of the standard library that torch's safe loader does not take.
+# Values of the standard library that torch's safe loader does not accept.
 _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("builtins", n): _literal for n in ("dict", "list", "tuple", "frozenset")},
     **{("builtins", n): _numbers for n in ("slice", "range")},
@@ -239,7 +239,8 @@ _SEQUENCES = frozenset({("builtins", "list"), ("builtins", "set"), ("collections
 @dataclass(frozen=True)
 class Names:
     """The names that one kind of file may use. `records` are classes that are made by `__new__` without arguments and
-    then given attributes; `enums` are called with one plain value; `tuples` take a tuple as their state.
+    then get attributes; `enums` are called with one plain value; `tuples` take a tuple as their state; `values` are
+    never called.
     """
 
     records: re.Pattern[str]
@@ -257,14 +258,14 @@ class Names:
         return key in _PYTHON_CALLS or key in self.enums or key in self.values or self.record(name)
 
     def record(self, name: Global) -> bool:
-        """Return true if a class is made without running its code, and then given attributes."""
+        """Return true if a class is made without running its code, and then gets attributes."""
         return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
 
     def call(self, made: Call) -> str:
-        """Return why a call is not known to be harmless; "" where it is, or where its name is reported anyway."""
+        """Return why a call is not known to be harmless; "" if it is, or if its name is reported anyway."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
-            return "calls something that is not a plain name"
+            return "calls a value that is not a plain name"
         if not self.allows(func):
             return ""
         key = canonical(func)
@@ -279,16 +280,16 @@ class Names:
         if self.record(func):
             return new and not args
         if key == ("copyreg", "_reconstructor"):
-            # How protocols 0 and 1 make an object without running its `__init__`.
+            # Protocols 0 and 1 make an object like this, without running its `__init__`.
             plain = len(args) == 3 and _is_one_of(args[1], {("builtins", "object")}) and args[2] is None
             return plain and isinstance(args[0], Global) and self.record(args[0])
-        if key == _GETATTR:  # how Python 3.11.0 writes a member of an enum
+        if key == _GETATTR:  # Python 3.11.0 writes members of enums like this
             is_enum = len(args) == 2 and _is_one_of(args[0], self.enums)
             return is_enum and type(args[1]) is str and re.fullmatch("[A-Z][A-Z0-9_]*", args[1]) is not None
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
-        """Return why setting a state is not known to be harmless; "" where it is, or the class is reported anyway."""
+        """Return why setting a state is not known to be harmless; "" if it is, or if the class is reported anyway."""
         func = target.func if isinstance(target, Call) else None
         if isinstance(target, dict):
             return "" if attributes(state) else "sets special attributes of a dict"
@@ -303,7 +304,7 @@ class Names:
         return "" if fits else f"changes a {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return why adding elements is not known to be harmless: a class may override how it takes them."""
+        """Return why adding elements is not known to be harmless, since a class may override it; "" if it is."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""
@@ -312,7 +313,7 @@ class Names:
 
 
 def known(name: Global) -> bool:
-    """Return true if torch's safe loader takes this name."""
+    """Return true if torch's safe loader accepts this name."""
     return canonical(name) in _TORCH_CALLS or name.name in _VALUES.get(canonical(name)[0], ())
 
 
@@ -322,7 +323,7 @@ def allows(name: Global) -> bool:
     return known(name) or canonical(name) in _PYTHON_CALLS or canonical(name) == ("copyreg", "_reconstructor")
 
 
-# ----------------------------------------------------------------------------------------------- what files may contain
+# --------------------------------------------------------------------------------------------- names by kind of file
 
 _SIMPLE = (
     r"argparse:Namespace",
@@ -355,7 +356,7 @@ _ENUMS = {
 }
 _METADATA = "torch.distributed.checkpoint.metadata"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
-_ROSTER = (
+_DCP_METADATA = (
     re.escape(_METADATA) + r":(Tensor|Bytes|Chunk)StorageMetadata",
     re.escape(_METADATA) + r":(Metadata|MetadataIndex|StorageMeta|TensorProperties)",
     re.escape(_SHARDED) + r":TensorProperties",
@@ -365,21 +366,21 @@ _LAYOUTS = frozenset({(_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMA
 _PROPERTIES = frozenset({(_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties")})
 
 PLAIN = Names(re.compile("|".join(_SIMPLE)))
-"""Any file."""
+"""Names for any file."""
 
 TRAINING = Names(
     re.compile("|".join((*_SIMPLE, *_TRAINER))),
     frozenset((module, name) for module, names in _ENUMS.items() for name in names.split()),
     values=frozenset({("torch.distributed", "ProcessGroup"), ("torch._C", "device")}),
 )
-"""Files that contain a training library's settings by design."""
+"""Names for files that contain a training library's settings by design."""
 
-ROSTER = Names(re.compile("|".join((*_SIMPLE, *_ROSTER))), _LAYOUTS, _PROPERTIES)
-"""The `.metadata` of torch.distributed.checkpoint."""
+DCP_METADATA = Names(re.compile("|".join((*_SIMPLE, *_DCP_METADATA))), _LAYOUTS, _PROPERTIES)
+"""Names for the `.metadata` of torch.distributed.checkpoint."""
 
 _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """Return the lists of names that a file may use, chosen by the file's name."""
+    """Return the names that a file may use, by the file's name."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

@@ -1,6 +1,6 @@
-"""Names through which pickles are known to run code, read or change files, or reach the network: evidence, not a doubt.
+"""Names with which pickles are known to run code, access files or reach the network: they refute a file.
 
-The list decides only how severely an unknown name is reported; what is on no list is never proven either.
+The list only decides how severely a name is reported: a name on no list is a doubt.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _NAMES = {
     "zipfile": "ZipFile",
 }
 _LISTED = frozenset((module, name) for module, names in _NAMES.items() for name in names.split())
-# Attributes that lead from any object to the interpreter's own.
+# Attributes that lead from any object to the interpreter's internals.
 _SPECIAL = """
 __builtins__ __call__ __class__ __closure__ __code__ __dict__ __getattribute__ __globals__ __import__ __loader__
 __mro__ __reduce__ __reduce_ex__ __self__ __setattr__ __setstate__ __spec__ __subclasses__ f_builtins f_globals
 gi_frame tb_frame
 """
 _INSIDE = frozenset(_SPECIAL.split())
-# Modules that others import: an attribute of such a name is the module itself.
+# Modules that others import: an attribute with such a name is the module itself.
 _IMPORTED = "builtins ctypes importlib marshal nt os pickle posix pty runpy shutil socket subprocess sys"
 _REACHED = frozenset(_IMPORTED.split())
-# What is harmless in modules that are not: records and exceptions.
+# Harmless names in the modules above: records and loggers.
 _HARMLESS = frozenset(
     {("torch._dynamo.decorators", "_DimRange")}
     | {("os", "stat_result"), ("os", "terminal_size"), ("sys", "float_info"), ("sys", "version_info")}
@@ -78,7 +78,7 @@ _HARMLESS = frozenset(
 
 
 def runs_code(name: Global) -> bool:
-    """Return true if a name is known to run code, under today's name or under that of Python 2."""
+    """Return true if a name is known to run code, by its current name or by that in Python 2."""
     key = (name.module, name.name)
     today = _compat_pickle.NAME_MAPPING.get(key) or (
         _compat_pickle.IMPORT_MAPPING.get(name.module, name.module),
@@ -96,7 +96,7 @@ def _runs(module: str, name: str) -> bool:
     whole = [*path, *own]
     if any(".".join(whole[: i + 1]) in _MODULES for i in range(len(whole))):
         return True
-    # A dotted name goes through attributes: `module.os.system`, `Class.eval`.
+    # A dotted name is resolved through attributes: `module.os.system`, `Class.eval`.
     return any(_runs(".".join(own[:i]), ".".join(own[i:])) for i in range(1, len(own))) or any(
         ("builtins", part) in _LISTED for part in own[1:]
     )

@@ -10,7 +10,7 @@ from gpuwarden.checkpoints.file_model import short
 
 @dataclass(frozen=True)
 class Global:
-    """A name that the file wants imported."""
+    """A name that the file would import."""
 
     module: str
     name: str
@@ -21,9 +21,9 @@ class Global:
 
 @dataclass(eq=False)
 class Call:
-    """The result that the file would get by calling `func` with `args`; `state` is what it would set on the result.
+    """The result of the call of `func` with `args` that the file would make; `state` would be set on the result.
 
-    `new` is true where the opcode makes an instance by `__new__` alone and leaves out `__init__`.
+    `new` is true if the opcode makes an instance by `__new__` alone, without `__init__`.
     """
 
     func: Any
@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Persistent:
-    """A reference to something outside the pickle: torch's storages."""
+    """A reference to an object outside of the pickle, such as torch's storages."""
 
     pid: Any
 
@@ -53,8 +53,8 @@ class Persistent:
 class Tree:
     """The outcome of reading a pickle.
 
-    `named` are the globals that it imports. `odd` lists its calls and changes that are not known to be
-    harmless. `opcodes` are those that torch does not write.
+    `named` are the imported globals. `odd` lists the calls and changes that are not known to be harmless. `opcodes` are
+    those that torch never writes.
     """
 
     root: Any = None

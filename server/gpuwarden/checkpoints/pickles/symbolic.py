@@ -1,8 +1,8 @@
-"""A pickle read as a description: every opcode is followed symbolically, nothing is imported, called or changed.
+"""Read a pickle as a description: every opcode is followed symbolically; nothing is imported, called or changed.
 
-`pickle` builds objects by calling what the file names. Here a call becomes a `Call` node, a class a `Global`, and
-a state that a file wants to set is kept beside its node. All opcodes of all protocols are understood, so that
-whatever a hostile file would call can be named; torch itself writes few of them. Standard library only.
+`pickle` builds objects by calling the functions that the file names. Here a call becomes a `Call` node, a class a
+`Global`, and a state that the file would set is stored in its node. All opcodes of all protocols are supported, so that
+any call of a hostile file can be named; torch itself writes few of them. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuwarden.checkpoints.pickles import allow_list
 from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 from gpuwarden.core.evidence import Cause
 
-# What torch.save writes with its protocol 2, and what its safe loader accepts.
+# The opcodes that torch.save writes, with protocol 2, and that its safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
-# What Python 3 writes besides, in its protocols 0 to 5, of values that are not classes of protocol 0.
+# These, and those that Python 3 writes in protocols 0 to 5, except for classes of protocol 0.
 PYTHON_OPS = TORCH_OPS | frozenset(b"BCVFILSTdglp01\x8b\x8c\x8d\x8e\x90\x91\x92\x93\x94\x95\x96")
 
 
@@ -36,9 +36,9 @@ _LONG = 1_000
 
 
 class Machine:
-    """Runs one pickle. `start` is where it begins in `data`; `tree.end` is where it stopped.
+    """Follow one pickle. `start` is its offset in `data`; `tree.end` is the offset of its end.
 
-    Calls and changes are judged when they come, as the file's values are then: later opcodes could change them.
+    Calls and changes are judged at once, with the values at that time: later opcodes could change them.
     """
 
     def __init__(self, data: bytes, limits: Limits, start: int = 0, names: allow_list.Names = allow_list.PLAIN) -> None:
@@ -52,7 +52,7 @@ class Machine:
         self.tree = Tree()
 
     def run(self) -> Tree:
-        """Follow the pickle to its STOP. Raises Broken where it is invalid, Doubtful where it is too large."""
+        """Follow the pickle to its STOP. Raises Broken if it is invalid, Doubtful if it is too large."""
         data, steps = self.data, 0
         ops = _OPS
         while True:
@@ -75,9 +75,9 @@ class Machine:
             try:
                 move(self)
             except (IndexError, struct.error, UnicodeDecodeError, OverflowError) as why:
-                raise Broken(f"its pickle makes no sense near byte {self.at:,}: {type(why).__name__}") from why
+                raise Broken(f"its pickle is invalid near byte {self.at:,}: {type(why).__name__}") from why
         if len(self.stack) != 1:
-            raise Broken(f"its pickle leaves {len(self.stack):,} values where one belongs")
+            raise Broken(f"its pickle leaves {len(self.stack):,} values instead of one")
         self.tree.root, self.tree.end = self.stack[0], self.at
         return self.tree
 
@@ -86,7 +86,7 @@ class Machine:
     def take(self, n: int) -> bytes:
         """Return the next `n` bytes."""
         if n < 0 or self.at + n > len(self.data):
-            raise Broken(f"its pickle wants {n:,} bytes at {self.at:,}, but has only {len(self.data):,} in all")
+            raise Broken(f"its pickle needs {n:,} bytes at {self.at:,}, but has only {len(self.data):,} in total")
         out = self.data[self.at : self.at + n]
         self.at += n
         return out
@@ -100,7 +100,7 @@ class Machine:
         """Return the bytes up to the end of the line."""
         end = self.data.find(b"\n", self.at, self.at + 4096)
         if end < 0:
-            raise Broken("its pickle has an endless line")
+            raise Broken("its pickle has a line without an end")
         return self.take(end + 1 - self.at)[:-1]
 
     def pop(self) -> Any:
@@ -125,7 +125,7 @@ class Machine:
     # ------------------------------------------------------------------------------------------- meaning
 
     def name(self, module: str, name: str) -> None:
-        """Return a node for a global; note its name."""
+        """Push a node for a global, and record its name."""
         if len(module) + len(name) > _LONG:
             raise Doubtful("its pickle has an enormous name")
         made = Global(module, name)
@@ -135,7 +135,7 @@ class Machine:
         self.stack.append(made)
 
     def call(self, func: Any, args: Any, *, new: bool = False) -> None:
-        """Return a node for a call, which is not made."""
+        """Push a node for a call, without making the call."""
         if func == _ORDERED and args == ():
             self.stack.append({})
             return
@@ -144,7 +144,7 @@ class Machine:
         self.stack.append(made)
 
     def note(self, odd: str) -> None:
-        """Note something that is not known to be harmless; a file may have any number, so the list is bounded."""
+        """Record a call or change that is not known to be harmless, up to a limit: a file may have any number."""
         if odd and len(self.tree.odd) < _ODDITIES:
             self.tree.odd[odd] = None
 
@@ -157,10 +157,10 @@ class Machine:
         if isinstance(target, Call):
             self.note(self.names.filled(target, sequence=False))
         if table is None:
-            raise Broken("its pickle sets items on something that has none")
+            raise Broken("its pickle sets items on a value without items")
         for i in range(0, len(pairs), 2):
             key = pairs[i]
-            # The hash must take constant time: deep tuples would exhaust the C stack. A call hashes by identity.
+            # Hashing must take constant time: deep tuples would exhaust the C stack. A call hashes by identity.
             flat = isinstance(key, tuple) and len(key) <= 16 and all(map(_simple, key))
             if not (flat or _simple(key) or isinstance(key, Call)):
                 raise Doubtful("its pickle has a dict whose key is not a plain value")
@@ -175,10 +175,10 @@ class Machine:
             self.note(self.names.filled(target, sequence=True))
             target.parts.extend(values)
         else:
-            raise Broken("its pickle appends to something that is not a list")
+            raise Broken("its pickle appends to a value that is not a list")
 
     def build(self) -> None:
-        """Note a state beside its node; it is not set."""
+        """Store a state in its node, without setting it."""
         state = self.pop()
         target = self.top()
         self.note(self.names.state(target, state))
@@ -186,7 +186,7 @@ class Machine:
             target.state = state
         elif isinstance(target, Global):
             self.note(f"would change {target} itself")
-        elif not isinstance(target, dict):  # the _metadata that an OrderedDict carries is of no interest
+        elif not isinstance(target, dict):  # the _metadata of an OrderedDict is ignored
             raise Broken("its pickle sets the state of a plain value")
 
     def proto(self) -> None:
@@ -196,19 +196,19 @@ class Machine:
             raise Broken(f"claims the unknown pickle protocol {version}")
 
     def frame(self) -> None:
-        """Follow FRAME: the length of what follows."""
+        """Follow FRAME: the length of the next frame."""
         if self.number("<Q") > len(self.data) - self.at:
             raise Broken("its pickle announces a frame that is longer than itself")
 
     def string(self) -> None:
-        """Follow STRING: quoted text of protocol 0, whose escapes don't matter for naming."""
+        """Follow STRING: quoted text of protocol 0, with escapes."""
         raw = self.line()
         if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
             raise Broken("its pickle has a string without quotes")
         self.stack.append(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))  # as pickle itself does
 
     def integer(self) -> None:
-        """Follow INT: a decimal number, or a truth value, which protocol 0 writes with two digits."""
+        """Follow INT: a decimal number, or a boolean, which protocol 0 writes with two digits."""
         raw = self.line()
         self.stack.append(raw == b"01" if raw in (b"00", b"01") else _decimal(raw))
 
@@ -217,7 +217,7 @@ class Machine:
         try:
             self.stack.append(float(self.line()))
         except ValueError as why:
-            raise Broken("its pickle has a number that is none") from why
+            raise Broken("its pickle has an invalid number") from why
 
     def drop(self) -> None:
         """Follow POP: drop the top value, or the mark."""
@@ -248,7 +248,7 @@ class Machine:
         self.call(func, args)
 
     def newobj(self) -> None:
-        """Follow NEWOBJ: a class that `__new__` makes."""
+        """Follow NEWOBJ: an instance made by `__new__`."""
         args, func = self.pop(), self.pop()
         self.call(func, args, new=True)
 
@@ -296,15 +296,15 @@ class Machine:
 
     def extension(self) -> None:
         """Follow EXT: a name from a registry that only the reading program knows."""
-        raise Doubtful("its pickle names something by a registry number, which hides what it would call")
+        raise Doubtful("its pickle refers to a registry number, which hides the function that it would call")
 
     def buffer(self) -> None:
         """Follow NEXT_BUFFER: bytes that only the writing program's loader supplies."""
-        raise Doubtful("its pickle wants bytes that are stored outside of it")
+        raise Doubtful("its pickle needs bytes that are stored outside of it")
 
 
 def _simple(value: Any) -> bool:
-    """Return true for a safe integer key: large ones could be chosen to collide, which would take forever."""
+    """Return true for a safe dict key. Large integers could be chosen to collide, which would take forever."""
     return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
 
 
@@ -319,7 +319,7 @@ def _decimal(raw: bytes) -> int:
     try:
         return int(text)
     except ValueError as why:
-        raise Broken("its pickle has a number that is none") from why
+        raise Broken("its pickle has an invalid number") from why
 
 
 def _long(m: Machine, length: int) -> None:

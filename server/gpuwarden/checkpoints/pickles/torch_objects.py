@@ -1,6 +1,6 @@
-"""Interpret torch's pickles: tensors over storages, and a verdict on names and calls.
+"""Interpret torch's pickles: tensors in storages, and a verdict on names and calls.
 
-`allow_list` has the harmless names, `code_runners` those that are known to run code; all others are a doubt.
+`allow_list` has the harmless names, `code_runners` those known to run code; all others are doubts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.core.evidence import Cause
 
 _META = Global("torch._utils", "_rebuild_meta_tensor_no_storage")
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
-# Storages of which several elements share a byte.
+# Storages in which several elements share a byte.
 _PACKED = frozenset({"QUInt4x2Storage", "QUInt2x4Storage"})
 _DEPTH = 100
 _NODES = (dict, list, tuple, Call)
@@ -43,7 +43,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor of the pickle: its storage's key, and its place there in elements."""
+    """A tensor of the pickle: its storage's key, and its location in the storage, in elements."""
 
     key: str
     dtype: str
@@ -51,7 +51,7 @@ class Ref:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     numel: int
-    # Further tensors are among its arguments: the scales and zero points of a quantized one.
+    # Its arguments include further tensors: the scales and zero points of a quantized tensor.
     parts: bool = False
 
 
@@ -70,7 +70,7 @@ def fill(
         found.doubt(f"its pickle uses opcodes that neither torch nor Python writes: {codes}")
     elif tree.opcodes:
         found.meta["inert"] = True
-        found.unproved.append("that torch's safe loader takes it, which reads pickles of protocol 2 alone")
+        found.unproved.append("that torch's safe loader accepts it: it reads only pickles of protocol 2")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
     used = set()
     for key, dtype, numel in storages(tree):
@@ -85,12 +85,12 @@ def fill(
             raise Broken(f"storage {short(key, 40)} has {size:,} bytes; {need:,} are needed", Cause.CONTRADICTION)
     for where, ref in walk(tree.root):
         if len(found.tensors) >= limits.tensors:
-            raise Doubtful(f"lists more than {limits.tensors:,} tensors; the rest was not looked at", Cause.LIMIT)
+            raise Doubtful(f"lists more than {limits.tensors:,} tensors; the rest was not examined", Cause.LIMIT)
         found.tensors.append(_place(where, ref, stored))
-    if _META in tree.named:  # as of a model whose layers were offloaded, or never loaded
-        found.doubt("has tensors of torch's meta device, whose numbers were not saved", Cause.UNREAD)
+    if _META in tree.named:  # for example of a model whose layers were offloaded or never loaded
+        found.doubt("has tensors of torch's meta device, whose values were not saved", Cause.UNREAD)
     found.content = tree.root
-    found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running anything")
+    found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running code")
     unused = [k for k in stored if k not in used]
     if unused:
         found.doubts.append(f"has storages that no tensor uses: {some(unused)}")
@@ -99,7 +99,7 @@ def fill(
 def judge(found: Anatomy, tree: Tree, names: Names) -> None:
     """Add to `found` the verdict on the pickle's names and calls.
 
-    Only a name that is known to run code refutes; a name, a call or a change that is on no list is a doubt.
+    Only a name that is known to run code refutes; a name, a call or a change on no list is a doubt.
     """
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
@@ -107,21 +107,21 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
         found.refute(f"would run code when unpickled: it names {some(evil)}", Cause.RUNS_CODE)
     if len(strangers) > len(evil):
         others = [n for n in strangers if n not in evil]
-        found.doubt(f"needs code to be unpickled, so it was not: it names {some(others)}", Cause.NEEDS_CODE)
+        found.doubt(f"was not unpickled, since that needs code: it names {some(others)}", Cause.NEEDS_CODE)
     for odd in tree.odd:
         found.doubt(f"its pickle {odd}", Cause.NEEDS_CODE)
     extra = [n for n in tree.named if names.beyond_torch(n)]
     if extra:
         found.meta["inert"] = True
         found.unproved.append(
-            f"that it unpickles: it has objects of {some(sorted({n.module for n in extra}))}; not run"
+            f"that it can be unpickled: it has objects of {some(sorted({n.module for n in extra}))}; not run"
         )
 
 
 def storages(tree: Tree) -> list[tuple[str, str, int]]:
     """Return (key, dtype, number of elements) of each storage reference.
 
-    The older format refers to the class of a module, too, with its source text: a name that `judge` reports.
+    The older format also refers to module classes, with their source text; `judge` reports their names.
     """
     of_a_module = (p for p in tree.persistent if isinstance(p.pid, tuple) and len(p.pid) == 4)
     modules = {id(p) for p in of_a_module if isinstance(p.pid[0], str) and p.pid[0] == "module"}
@@ -129,15 +129,15 @@ def storages(tree: Tree) -> list[tuple[str, str, int]]:
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
-    """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other."""
+    """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other reference."""
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise Broken("its pickle refers to something that is not a storage", Cause.CONTRADICTION)
+        raise Broken("its pickle has a reference that is not a storage", Cause.CONTRADICTION)
     dtype = STORAGES.get(pid[1].name)
-    # torch asks the location for its beginning, which must be text for it to answer
+    # torch calls startswith on the location, so it must be text
     texts = all(type(part) is str for part in pid[2:4])
     if not texts or type(pid[4]) is not int or pid[4] < 0:
-        raise Broken("its pickle refers to a storage without a name, a place or a size", Cause.CONTRADICTION)
+        raise Broken("its pickle refers to a storage without a name, a location or a size", Cause.CONTRADICTION)
     if dtype is None:
         raise Doubtful(f"its pickle refers to a storage of the unknown kind {pid[1]}")
     return pid[2], dtype, pid[4]
@@ -147,7 +147,7 @@ def storage(p: Persistent) -> tuple[str, str, int]:
 
 
 def _place(name: str, ref: Ref, stored: Mapping[str, tuple[int, int]]) -> Tensor:
-    """Place a tensor in the file. Raises Broken for one that reaches beyond its storage."""
+    """Locate a tensor in the file. Raises Broken if it reaches beyond its storage."""
     start, size = stored[ref.key]
     each = DTYPES[ref.dtype].bits // 8
     reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride))  # noqa: B905
@@ -167,7 +167,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        # The plain tensor in one with attributes or of a subclass: function, class, arguments, state.
+        # A tensor with attributes or of a subclass contains a plain one: function, class, arguments, state.
         inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
         plain = inside and value.args[0].module == "torch._utils"
         return tensor(Call(value.args[0], value.args[2])) if plain else None
@@ -181,7 +181,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(args, tuple) or len(args) < REBUILD[name]:
         raise Broken(f"its pickle calls {name} with too few arguments", Cause.CONTRADICTION)
     if not isinstance(args[0], Persistent):
-        raise Doubtful(f"its pickle calls {name} with a storage that is not torch's own reference to one")
+        raise Doubtful(f"its pickle calls {name} with an argument that is not a storage reference of torch")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]
@@ -191,7 +191,7 @@ def tensor(value: Any) -> Ref | None:
         dtype = found
     offset, shape, stride = args[1], sizes(args[2]), sizes(args[3])
     if type(offset) is not int or offset < 0 or shape is None or stride is None or len(shape) != len(stride):
-        raise Broken("its pickle has a tensor whose shape, stride or offset makes no sense", Cause.CONTRADICTION)
+        raise Broken("its pickle has a tensor with an invalid shape, stride or offset", Cause.CONTRADICTION)
     quantized = name == "_rebuild_qtensor"
     if quantized and args[0].pid[1].name in _PACKED:
         offset, shape, stride = 0, (numel,), (1,)
@@ -208,7 +208,7 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class _Frame:
-    """A container on the way down: what of it is left, its key in the one above, its path once that was needed."""
+    """A container on the current path: its remaining items, its key in its parent, and its path, if computed."""
 
     left: Iterator[tuple[Any, Any]]
     key: Any = ""
@@ -241,9 +241,9 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
 
 
 def _path(stack: list[_Frame], key: Any) -> str:
-    """Return the keys that lead to a value, bounded: a hostile file could make its names fill the memory.
+    """Return the path of a value, with limited length: a hostile file could fill the memory with names.
 
-    Each container's path is made once, however many tensors are in it.
+    Each container's path is computed once, however many tensors it contains.
     """
     path = ""
     for frame in stack:

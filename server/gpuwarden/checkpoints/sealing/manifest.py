@@ -1,8 +1,7 @@
-"""Manifests: the roster of a checkpoint with digests, written when it is saved, so that every copy can be proven.
+"""Manifests: the files of a checkpoint with digests, written when it is saved, so that every copy can be proven.
 
 Inside a folder the manifest is `gpuwarden-manifest.json`; beside a single file it is `<file>.gpuwarden-manifest.json`.
-It finds damage. It does not protect against somebody who rewrites the files and the manifest.
-Standard library only.
+It detects damage, but not an attacker who rewrites both the files and the manifest. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""A digest over those of the parts in which a large file is uploaded, so that a store's object can be checked from its
-headers. Files of one part have none."""
+"""Digest over the digests of the upload parts of a large file, with which an artifact store's object is checked from
+its headers. Files of one part have none.
+"""
 
 
 def beside(path: Path) -> Path:
@@ -36,8 +36,7 @@ def beside(path: Path) -> Path:
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
     """Take a manifest of a file, or of all files below a folder, in the shape of `core.models.Manifest`.
 
-    Digests that can't be computed here are left out. Raises Doubtful for a file that can't be read or that is
-    written to meanwhile: a manifest of moving bytes proves nothing.
+    Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes meanwhile.
     """
     wanted = tuple(digests)
     if path.is_dir():
@@ -68,7 +67,7 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:
-    """Write the manifest of `path` beside it, atomically and down to the disk."""
+    """Write the manifest of `path` beside it, atomically, and flush it to the disk."""
     target = beside(path)
     draft = target.with_name(f".tmp-{os.getpid()}-{target.name}")
     with draft.open("w", encoding="utf-8") as out:
@@ -80,13 +79,13 @@ def write(path: Path, manifest: dict[str, Any]) -> Path:
 
 
 def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = Source) -> dict[str, Expected]:
-    """Read what a manifest records of each file. Raises Broken for an invalid manifest."""
+    """Read the sizes and digests in a manifest. Raises Broken if the manifest is invalid."""
     try:
         with opened(place, "") as source:
             if source.size > limits.json:
                 raise Broken(f"the manifest {place.name} has {source.size:,} bytes, more than {limits.json:,}")
             data = source.at(0, source.size)
-            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # a list of those would fill the memory
+            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # parsing it would fill the memory
                 raise Broken(f"the manifest {place.name} lists more than {limits.files:,} files")
             return expected(json.loads(data)["files"])
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, Doubtful) as why:
@@ -94,9 +93,9 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
 
 
 def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
-    """Return relative path -> what the manifest records of it, for the entries below `under`.
+    """Return relative path -> size and digests, for the entries of the manifest below `under`.
 
-    An entry that *is* `under` gets the name of the file itself. Absolute paths count from the root.
+    An entry equal to `under` gets the file's own name. The leading slash of absolute paths is ignored.
     """
     base = under.strip("/")
     made: dict[str, Expected] = {}

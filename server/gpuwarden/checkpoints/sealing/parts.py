@@ -1,4 +1,4 @@
-"""Parts of a large file, as a multipart upload to S3 has them: their size, and one digest over the digests of all."""
+"""Parts of a large file, as in a multipart upload to S3: their size, and one digest over the digests of all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_PARTS = 9_000  # S3 takes 10,000
 
 
 def part_size(size: int) -> int:
-    """Return the size of the parts of a file, in bytes. `remote/runner/parts.py` has the same rule."""
+    """Return the part size of a file, in bytes. `remote/runner/parts.py` has the same rule."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2
@@ -42,7 +42,7 @@ class PartsDigest:
         self.part, self.left = self.new(), self.step
 
     def hexdigest(self) -> str:
-        """Return the digest of everything so far, with a last part that may be shorter."""
+        """Return the digest of all bytes so far; the last part may be shorter."""
         if self.left < self.step:
             self.close()
         return self.whole.hexdigest()

@@ -1,7 +1,7 @@
-"""Save a checkpoint so that a kill at any moment leaves the previous one whole; load the newest whole one.
+"""Save checkpoints so that a kill at any moment leaves the previous one whole; load the newest whole one.
 
-For training scripts. One file, standard library only (torch is used when `state` has its tensors), Python 3.8 or
-later: import it, or paste it into a script that has no other files.
+For training scripts. One file, standard library only (`save` and `load_latest` use torch for states), Python 3.8 or
+later: import it, or paste it into a script.
 
     latest = load_latest("outputs")                 # None on a first start
     if latest:
@@ -13,9 +13,9 @@ later: import it, or paste it into a script that has no other files.
     with saving("outputs", step) as folder:         # or write any files yourself
         model.save_pretrained(folder)
 
-How it works: everything is written into `.tmp-checkpoint-<step>-<pid>`, a manifest with the digest of every file is
-added, all of it is forced down to the disk, and one rename makes it `checkpoint-<step>`. A folder of that name is
-therefore whole or was damaged later, which its manifest shows. With several ranks, call it on one of them.
+How it works: all files are written into `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their digests, and
+flushed to the disk; then the folder is renamed to `checkpoint-<step>`. So a folder with that name is whole, unless it
+was damaged later, which its manifest shows. With several ranks, call it on one of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Loaded(NamedTuple):
-    """The newest whole checkpoint. `state` is what `save` was given, None where files were written by hand."""
+    """The newest whole checkpoint. `state` is the argument of `save`; None for files written by your own code."""
 
     step: int
     path: Path
@@ -46,14 +46,14 @@ class Loaded(NamedTuple):
 
 @contextlib.contextmanager
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield a folder to write into, which is renamed to `root/checkpoint-<step>` when the block ends without an error.
+    """Yield a folder to write into; rename it to `root/checkpoint-<step>` if the block ends without an error.
 
-    `keep` then removes all but the newest so many. Raises FileExistsError where that step was saved before.
+    Then keep only the newest `keep` checkpoints, if given. Raises FileExistsError if that step was saved before.
     """
     root = Path(root)
     final = root / f"checkpoint-{step}"
     if final.exists():
-        raise FileExistsError(f"{final} exists already; a checkpoint is never overwritten")
+        raise FileExistsError(f"{final} already exists; a checkpoint is never overwritten")
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".tmp-checkpoint-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -78,7 +78,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         raise
     if keep:
         for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            # It is renamed first: a kill halfway must not leave a checkpoint that lacks files.
+            # Rename first: a kill halfway must not leave a checkpoint that lacks files.
             doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
             old.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -94,11 +94,11 @@ def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None
 
 
 def load_latest(root: str | Path) -> Loaded | None:
-    """Return the newest checkpoint whose every file has the recorded digest; skip damaged ones."""
+    """Return the newest checkpoint in which every file has its recorded digest; skip damaged ones."""
     for step, folder in sorted(_folders(Path(root)), reverse=True):
         why = damage(folder)
         if why:
-            print(f"checkpoint-{step} is passed over: {why}")
+            print(f"checkpoint-{step} is skipped: {why}")
             continue
         state = None
         if (folder / "state.pt").exists():
@@ -110,7 +110,7 @@ def load_latest(root: str | Path) -> Loaded | None:
 
 
 def damage(folder: Path) -> str:
-    """Return what is wrong with a saved folder; "" where every file is what was saved."""
+    """Return a description of the damage to a saved folder; "" if every file has its recorded digest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for entry in manifest["files"]:
@@ -144,7 +144,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Force a file or folder down to the disk; Windows can't do that with folders."""
+    """Flush a file or folder to the disk; Windows does not support that for folders."""
     try:
         fd = os.open(str(path), os.O_RDONLY)
     except OSError:

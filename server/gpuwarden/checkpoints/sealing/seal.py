@@ -1,11 +1,11 @@
-"""Notice finished checkpoints and record their digests at once, while their bytes are still those that were saved.
+"""Detect finished checkpoints and record their digests at once, before their bytes can change.
 
-A checkpoint counts as finished when nothing in it has changed for `quiet_s` seconds and its structure is whole;
-an atomic rename makes that true at the first look. Standard library only: the runner ships it and runs it beside
-the job (see `archive.py`), at the lowest priority that the machine offers.
+A checkpoint is finished if it has not changed for `quiet_s` seconds and its structure is whole; one that is saved by an
+atomic rename is whole from the start. Standard library only: the runner ships it and runs it beside the job (see
+`archive.py`), at the lowest priority that the machine offers.
 
-With a log the digests go there and nothing is written among the outputs: an added file in a checkpoint would break
-the `rmtree` of a trainer that rotates its checkpoints. Without one, a manifest is written beside each checkpoint.
+With a log, the digests go there and the outputs stay unchanged: an additional file in a checkpoint would break the
+`rmtree` of a trainer that rotates its checkpoints. Without a log, a manifest is written beside each checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Examines a folder of outputs, or one file, repeatedly; `look` is one examination.
+    """Examine a folder of outputs, or one file, repeatedly; `look` is one examination.
 
-    `digests` are those to record; with a `key` each line of the log is signed. What was seen last is kept in memory
-    only: after a restart everything that is not sealed is examined again.
+    `digests` are those to record; with a `key`, each line of the log is signed. The last states are kept in memory
+    only: after a restart, all unsealed files are examined again.
     """
 
     root: Path
@@ -42,15 +42,15 @@ class Sealer:
     key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
-    """Relative path -> its state when it was sealed, or found to be nothing that can be sealed."""
+    """Relative path -> its state when it was sealed or found unsuitable for sealing."""
 
     def look(self) -> list[str]:
-        """Seal what is finished. Return the relative paths of what was sealed now."""
+        """Seal finished checkpoints and files. Return the relative paths of the newly sealed ones."""
         sealed = []
         for rel, path, state in self._candidates():
             if self.settled.get(rel) == state:
                 continue
-            # A state's age counts by this process's clock: a file's times can be set by anybody.
+            # The age of a state is measured by this process's clock, since any process can set a file's times.
             now = self.now()
             if rel not in self.seen or self.seen[rel][0] != state:
                 self.seen[rel] = (state, now)
@@ -61,7 +61,7 @@ class Sealer:
         return sealed
 
     def _candidates(self) -> list[tuple[str, Path, object]]:
-        """Yield checkpoint folders, and lone weight files outside of any, with their present state."""
+        """Return checkpoint folders, and weight files outside of any, with their current states."""
         if not self.root.is_dir():
             fit = self.root.is_file() and self.root.name.endswith(WEIGHTS) and not temporary(self.root.name)
             return [(self.root.name, self.root, _state_of(self.root))] if fit else []
@@ -89,7 +89,7 @@ class Sealer:
         return out
 
     def _seal(self, path: Path) -> bool:
-        """Record the digests of a checkpoint or a file if it is whole. Return true if they were recorded now."""
+        """Record the digests of a checkpoint or a file if it is whole. Return true if they were newly recorded."""
         if self.log:
             files = [path]
             if path.is_dir():
@@ -100,14 +100,14 @@ class Sealer:
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():
-            # A file that is only of a format that can't be read here counts as whole.
+            # A file whose only doubt is an unreadable format counts as whole.
             unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
             if entry.problems or entry.temporary or (entry.doubts and not unreadable):
                 return False
         try:
             if self.log:
                 for name in found.entries:
-                    # A process that mapped an unwritten page could change it without a new time stamp.
+                    # A dirty page of a mapping could still change the file without a new time stamp.
                     with Source(found.place(name)) as source, contextlib.suppress(OSError):
                         os.fsync(source.fd)
             taken = manifest.take(path, digests=self.digests)
@@ -133,7 +133,7 @@ def _state_of(path: Path) -> object:
 
 
 def lowest_priority() -> None:
-    """Take the lowest CPU priority, below the training. The disk's priority is set from outside, with `ionice -c3`."""
+    """Set the lowest CPU priority, below the training. The disk priority is set from outside, with `ionice -c3`."""
     if hasattr(os, "nice"):
         try:
             os.nice(19)
@@ -142,7 +142,7 @@ def lowest_priority() -> None:
 
 
 def hide_memory() -> None:
-    """Ask the kernel to let no process of the same user read this one's memory, as far as it can be asked."""
+    """Prevent other processes of the same user from reading this one's memory, if the kernel supports it."""
     with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):
         import ctypes
 

@@ -1,13 +1,12 @@
-"""The log of seals: digests that were taken right after a save, a JSON line per file, stored outside of the outputs.
+"""The seal log: digests taken right after a save, one JSON line per file, stored outside of the outputs.
 
-A line is valid for a file only while its size and both of its times are those of the line: a write to the file moves
-the kernel's time of change, which invalidates the line. Lines are only ever added. Of a path, the line that was sealed
-last counts, so an older one that is added again does not. A line that a kill cut short is skipped. The runner reads the
-same file (`seals.jsonl`).
-Standard library only.
+A line is valid only while the size and both times of the file equal those in the line: a write to the file updates the
+kernel's change time, which invalidates the line. The log is append-only. The line with the latest seal of a path
+counts, so a replayed older line has no effect. A line that a kill cut off is skipped. The runner reads the same file
+(`seals.jsonl`). Standard library only.
 
-The job runs as the same user and may write lines too. With a key, which comes over stdin and is on no disk of the
-machine, each line carries a MAC: only a process with the key can have written it.
+The job runs as the same user and may write lines too. With a key, which is passed on stdin and stored on no disk of the
+machine, each line has a MAC: only a process with the key can have written it.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ LIMIT = 64 << 20
 STAMP = ("size", "mtime_ns", "ctime_ns")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""The job may write to the log's folder: a link is not followed, a pipe not waited for."""
+"""The job may write to the log's folder, so links are not followed and pipes do not block."""
 
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
-    """Return the fields that change when a sealed file is written to: size and times."""
+    """Return the fields that change if a sealed file is written to: size and times."""
     return tuple(int(row[k]) for k in STAMP)
 
 
 def stamp_of(path: str) -> tuple[int, ...] | None:
-    """Return the present stamp of a file, None without a file."""
+    """Return the current stamp of a file, or None if it does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -45,7 +44,7 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """Return the MAC of a line. It binds the digests to a file's times, not to its name."""
+    """Return the MAC of a line. It covers the digests and the file's size and times, but not its name."""
     parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
     told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
@@ -57,9 +56,9 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
 
 
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
-    """Add a manifest of files below `base`, signed if there is a key.
+    """Append a manifest of files below `base`, signed if a key is given.
 
-    Return false, and add nothing, where a file was written to after all; the next look sees that.
+    Return false, without appending, if a file was written to in the meantime; the next examination retries.
     """
     rows = []
     for row in taken["files"]:
@@ -73,7 +72,7 @@ def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> boo
 
 
 def add(log: Path, rows: list[dict[str, Any]]) -> None:
-    """Append lines and force them down to the disk. Starts a new line, whatever was cut off before."""
+    """Append lines and flush them to the disk. Starts on a new line, since the last one may be cut off."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
     fd = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
@@ -86,7 +85,7 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return real path -> the line that was sealed last; empty without a log. With a key, only lines signed with it."""
+    """Return real path -> the line of its latest seal; empty without a log. With a key, only lines signed with it."""
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -108,14 +107,14 @@ def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
 
 
 def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
-    """Return true if the log has every file in its present state."""
+    """Return true if the log has every file in its current state."""
     rows = read(log, key)
     places = [os.path.realpath(p) for p in files]
     return all(p in rows and stamp(rows[p]) == stamp_of(p) for p in places)
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return what the log records of the files below a path, without entries of files that changed since."""
+    """Return the sealed sizes and digests of the files below a path, except those of files that changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

@@ -1,7 +1,6 @@
 """Compute digests and CRC-32, and search bytes for NaN and infinity.
 
-numpy, isal and xxhash make it run at the speed of memory where they are installed; without them the same answers
-come from the standard library.
+If installed, numpy, isal and xxhash bring it to memory speed; the standard library gives the same results.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES
 
 if TYPE_CHECKING:
-    # Of raw elements: (has NaN or infinity, has anything but zero bits).
+    # Takes raw elements; returns (has NaN or infinity, has a nonzero bit).
     Test = Callable[[Any], tuple[bool, bool]]
 
 
 def numpy_or_none() -> Any:
-    """Return numpy, None where it is not installed."""
+    """Return numpy, or None if it is not installed."""
     try:
         import numpy as np
     except ImportError:
@@ -43,24 +42,24 @@ def hashers() -> dict[str, Callable[[], Any]]:
 
 
 def digests() -> tuple[str, ...]:
-    """Return all digests that can be computed here, by name: the surest first, the quickest last.
+    """Return the names of all digests that can be computed here, the strongest first, the fastest last.
 
-    CRC-32 is one of them: those of a file's parts can be joined, so that threads may share a file, and the format's
-    own need no second computing.
+    CRC-32 is among them: the CRCs of a file's parts can be joined, so threads can share a file, and those of the format
+    are reused.
     """
     hashes = tuple(hashers())
     return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
 
 
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """Return the one digest to compare, of those that were recorded: the quickest, or with `sure` the surest."""
+    """Return the recorded digest to compare: the fastest, or with `sure` the strongest."""
     recorded = set(recorded)
     here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
 
 
 def crc32() -> Callable[..., int]:
-    """Return a function of (bytes, CRC so far), ten times as fast as zlib's where isal is installed."""
+    """Return a function of (bytes, CRC so far); with isal it is ten times as fast as zlib's."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -77,7 +76,7 @@ _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 def crc32_joined(first: int, second: int, length: int) -> int:
     """Return the CRC-32 of two joined pieces from the CRC of each; `length` is the second's, in bytes.
 
-    Appending n bytes multiplies what went before by x^(8n), modulo the CRC's polynomial over GF(2).
+    Appending n bytes multiplies the first CRC by x^(8n), modulo the CRC's polynomial over GF(2).
     """
     factor, bit = _ONE, 0
     while length >> bit:
@@ -109,7 +108,7 @@ def _times(a: int, b: int) -> int:
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
     """Return the test for a real floating type of `file_model.DTYPES`, or for the scales of a quantised type.
 
-    It takes whole elements or blocks, at least one.
+    The test takes one or more whole elements or blocks.
     """
     numpy = numpy_or_none()
     if dtype not in BLOCK_SCALES:
@@ -131,9 +130,9 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
-    """Return a test by two maxima over the raw bits: no masks, nothing allocated, exact for every pattern.
+    """Return a test by two maxima over the raw bits, without masks or allocations, exact for every pattern.
 
-    As unsigned numbers, negative values that are not finite are the largest; as signed ones, positive values are.
+    As unsigned numbers, negative non-finite values are the largest; as signed numbers, positive ones are.
     """
     kind = DTYPES[dtype]
     order, size = ">" if big_endian else "<", kind.bits // 8
@@ -163,7 +162,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
 
 
 def plain_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return a test with the standard library: it slices out the exponents' bytes and looks for the full ones."""
+    """Return a test with the standard library, which searches the exponents' bytes for full ones."""
     kind = DTYPES[dtype]
     size = kind.bits // 8
     if kind.nan is not None:

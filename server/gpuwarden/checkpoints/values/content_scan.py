@@ -1,9 +1,8 @@
-"""Read a file's bytes once for its digests, the format's CRCs, and a search for NaN and infinity.
+"""Read a file once for its digests, the format's CRCs, and a search for NaN and infinity.
 
-Each block is read into a buffer that stays in the processor's cache, and every watch processes it
-there before the next one is read. Memory stays flat whatever the size. A large file may be shared out over several
-threads: it is cut into segments, whose CRCs can be joined; digests can't, so one thread computes those from end to
-end while the others scan.
+Each block is read into a buffer that stays in the processor's cache, and every watch processes it there before the next
+block is read. Memory is bounded, whatever the size. Several threads may share a large file: it is split into segments,
+whose CRCs can be joined. Digests can't be joined, so one thread computes them from end to end while the others scan.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatom
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums, pages
 
-CHUNK = 1 << 23  # in the last-level cache still; smaller blocks make threads wait for each other more often
-SEGMENT = 1 << 26  # what one thread takes of a large file at a time
+CHUNK = 1 << 23  # fits the last-level cache; with smaller blocks, threads wait for each other more often
+SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
-_JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two
-_LINE = 16  # no element is larger
+_JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two CRCs
+_LINE = 16  # bytes; no element is larger
 
 
 @dataclass
 class Seen:
-    """The results of the pass. `digests` are hex; `strange` are tensors with NaN or infinity; `zero` are all zero."""
+    """The results of the pass: `digests` in hex, `strange` tensors with NaN or infinity, `zero` tensors of zeros."""
 
     digests: dict[str, str] = field(default_factory=dict)
     bad_spans: list[str] = field(default_factory=list)
@@ -45,12 +44,12 @@ def sweep(
     threads: int = 1,
     extra: Mapping[str, Any] | None = None,
 ) -> Seen:
-    """Read the file once from end to end. Raises Broken or Doubtful where it can't be read.
+    """Read the file once from end to end. Raises Broken or Doubtful if it can't be read.
 
-    `extra` are further hashes, by the names that they get among the digests.
+    `extra` are additional hashes, by their names among the digests.
 
-    `progress` is called with numbers of bytes, from several threads where there are several; what it raises ends
-    the pass. With more than one thread, digests cost a second reading of a large file.
+    `progress` is called with numbers of bytes, possibly from several threads; an exception from it ends the pass. With
+    more than one thread, digests cost a second read of a large file.
     """
     known = checksums.hashers()
     hashes = {name: known[name]() for name in wanted if name in known} | dict(extra or {})
@@ -81,7 +80,7 @@ def sweep(
     return seen
 
 
-# ------------------------------------------------------------------------------------------------- what is watched
+# --------------------------------------------------------------------------------------------------------- watches
 
 
 class _Watch(Protocol):
@@ -120,9 +119,9 @@ class _Checked:
 
 
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
-    """Return ranges whose joined CRCs are that of the whole file: the format's spans, and the gaps between them.
+    """Return ranges whose joined CRCs give that of the whole file: the format's spans, and the gaps between them.
 
-    Where those overlap, or are so small that joining costs more than it saves, the file is one range more.
+    If the spans overlap, or are so small that joining costs more than it saves, return the whole file as one range.
     """
     cover, at = [], 0
     for c in sorted(checks, key=lambda c: c.start):
@@ -135,7 +134,7 @@ def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
 
 @dataclass
 class _Floats:
-    """Floating elements of one type: those of a tensor, or of several that share bytes."""
+    """Floating-point elements of one type: those of a tensor, or of several tensors that share bytes."""
 
     start: int
     end: int
@@ -143,7 +142,7 @@ class _Floats:
     test: checksums.Test
     tensors: list[Tensor] = field(default_factory=list)
     hit: bool = False
-    high: bool = False  # any bit set at all
+    high: bool = False  # whether any bit is set
     carry: bytes = b""
 
     @property
@@ -176,7 +175,7 @@ class _Floats:
         self.hit, self.high = self.hit or hit, self.high or high
 
     def part(self, start: int, end: int) -> _Floats:
-        """Process the elements that begin in [start, end); the last one may reach beyond."""
+        """Return a watch of the elements that begin in [start, end); the last one may end beyond."""
         first, last = (
             self.start + max(0, at - self.start + self.size - 1) // self.size * self.size for at in (start, end)
         )
@@ -187,9 +186,9 @@ class _Floats:
 
 
 def _floats(anatomy: Anatomy) -> list[_Floats]:
-    """Return the byte ranges of all floating tensors; tensors that share bytes are scanned once."""
+    """Return the byte ranges of all floating-point tensors; tensors that share bytes are scanned once."""
     found: list[_Floats] = []
-    latest: dict[str, _Floats] = {}  # each type by itself: a file may claim the same bytes by turns as two
+    latest: dict[str, _Floats] = {}  # by type: a file may claim the same bytes alternately as two types
     tests: dict[str, checksums.Test] = {}
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
@@ -222,7 +221,7 @@ def _read(
 ) -> None:
     """Pass the bytes [begin, end) to the watches, which are sorted by their start.
 
-    Blocks are cut, and laid out in the buffer, so that elements are whole and aligned.
+    Blocks are split and placed in the buffer so that elements are whole and aligned.
     """
     buffer = memoryview(bytearray(CHUNK + _LINE))
     updates = [h.update for h in hashes.values()]
@@ -254,7 +253,7 @@ def _read(
 def _share_out(
     source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
 ) -> None:
-    """Let several threads read one file. The digests are one long task, started first; the other threads scan."""
+    """Read one file with several threads. The digests are one long task, started first; the other threads scan."""
     count = -(-source.size // SEGMENT)
     pieces: list[list[_Watch]] = [[] for _ in range(count)]
     joined: list[tuple[_Watch, list[_Watch]]] = []

@@ -1,4 +1,4 @@
-"""Tell numpy's arrays of data from weights: NaN is a missing value in the former, and damage in the latter."""
+"""Distinguish numpy arrays of data from weights: NaN is a missing value in the former, and damage in the latter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE
 
 
 def judge(found: Findings) -> None:
-    """Refute numpy files with NaN or infinity that hold a model or lie beside one; warn of the others."""
+    """Refute numpy files with NaN or infinity that contain a model or are beside one; warn about the others."""
     beside = {path.rpartition("/")[0] for path, entry in found.entries.items() if _of_model(path, entry)}
     for path, entry in found.entries.items():
         strange = entry.anatomy.not_finite if entry.anatomy else []
@@ -27,10 +27,10 @@ def judge(found: Findings) -> None:
         if weights or folder in beside or _MODEL.search(name.lower().rpartition(".")[0]):
             entry.refute(f"not finite: {some(strange)}", Cause.NOT_FINITE)
         else:
-            entry.warnings.append(f"not finite, and no model is around it: {some(strange)}")
+            entry.warnings.append(f"not finite, but without a model beside it: {some(strange)}")
 
 
 def _of_model(path: str, entry: Entry) -> bool:
-    """Return whether a file shows that its folder holds a model."""
+    """Return whether a file shows that its folder contains a model."""
     tensors = entry.format != "numpy" and entry.anatomy is not None and bool(entry.anatomy.tensors)
     return tensors or path.rpartition("/")[2] == "config.json"

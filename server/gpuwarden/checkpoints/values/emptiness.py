@@ -1,4 +1,4 @@
-"""Tensors without numbers: what a save under ZeRO-3 or FSDP leaves if the parameters were not gathered first."""
+"""Find tensors without elements: a save under ZeRO-3 or FSDP has them if the parameters were not gathered first."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gpuwarden.checkpoints.file_model import DTYPES, MODELS, PARAMETER, Tensor, 
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
-# DeepSpeed's own files have placeholders on purpose: the numbers are in its optimizer files. The shards of a
+# DeepSpeed's own files have intended placeholders: its optimizer files have the values. The shards of a
 # distributed checkpoint may be empty on some ranks, and an array of data may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
 
 def judge(found: Findings) -> None:
-    """Refute files without tensors, and those with an empty tensor where others show that it has numbers.
+    """Refute files without tensors, and those with an empty tensor if other tensors show that it needs elements.
 
-    Where nothing shows that, an empty tensor is a doubt.
-    The tensors of a folder are compared with each other, because a model may be in several files.
+    Other empty tensors are doubts. The tensors of a folder are compared with each other, because a model may be in
+    several files.
     """
     folders: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in found.entries.items():
@@ -36,7 +36,7 @@ def judge(found: Findings) -> None:
 
 
 def _state(entry: Entry, root: Any) -> None:
-    """Refute a state file whose model is empty beside tensors; a file without any tensor may hold no model at all."""
+    """Refute a state file with tensors but an empty model; without any tensor, the file may have no model at all."""
     if not isinstance(root, dict):
         return
     models = [root[key] for key in MODELS if isinstance(root.get(key), dict)]
@@ -54,9 +54,9 @@ def _judge(entries: list[Entry]) -> None:
         named = [n for n in empty if PARAMETER.fullmatch(n)]
         certain = [n for n in named if role(n) in filled or _partner(n) in filled or len(empty) == len(tensors)]
         if certain:
-            entry.refute(f"{len(certain):,} tensors have no numbers: {some(certain)}", Cause.CONTRADICTION)
+            entry.refute(f"{len(certain):,} tensors have no elements: {some(certain)}", Cause.CONTRADICTION)
         elif named or len(empty) == len(tensors) > 1:
-            entry.doubt(f"{len(empty):,} tensors have no numbers: {some(empty)}", Cause.UNREAD)
+            entry.doubt(f"{len(empty):,} tensors have no elements: {some(empty)}", Cause.UNREAD)
 
 
 def _floating(entry: Entry) -> list[Tensor]:
@@ -65,6 +65,6 @@ def _floating(entry: Entry) -> list[Tensor]:
 
 
 def _partner(name: str) -> str:
-    """Return the role of the tensor that comes with this one; empty if there is none."""
+    """Return the role of the partner tensor, such as the bias of a weight; "" if it has none."""
     stem, dot, last = role(name).rpartition(".")
     return f"{stem}{dot}{_PARTNERS[last]}" if last in _PARTNERS else ""

@@ -1,6 +1,6 @@
-"""Tensors that are well-formed and still look wrong: all zero, constant, or copies of each other.
+"""Find tensors that are well-formed but suspicious: all zero, constant, or copies of each other.
 
-These are warnings. Biases start at zero, norms at one and adapters at zero; tied weights are copies on purpose.
+These are warnings: biases and adapters start at zero, norms at one, and tied weights are intended copies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Tensor, short, some
 from gpuwarden.checkpoints.safe_file import Source
 
-# What weights are saved under, by programs that we know and programs that we don't.
+# File name endings of weights, of known and of other programs.
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
     ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
@@ -29,7 +29,7 @@ _PIECE = 1 << 20
 
 
 def like_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true if a file of an unknown format may be weights: by its name, its first bytes or its size."""
+    """Return true if a file of an unknown format may contain weights, by its name, its first bytes or its size."""
     name = path.rsplit("/", 1)[-1].lower()
     parts = name.split(".")
     named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
@@ -38,7 +38,7 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def disguised(head: bytes, size: int) -> bool:
-    """Return true if a file begins like a format that is read here, though its name is that of none."""
+    """Return true if a file begins like one of the known formats of weights."""
     tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size
     return tensors or head.startswith(_READ_HERE)
 
@@ -49,7 +49,7 @@ def no_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
-    """Return warnings about the large matrices of a file; `zero` are those that the scan found to be zero."""
+    """Return warnings about the large matrices of a file; `zero` are the tensors that are all zero."""
     blank = {id(t) for t in zero}
     dense = [t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.dtype in DTYPES]
     large = [t for t in dense if t.numel >= _LARGE and len(t.shape) > 1]
@@ -64,7 +64,7 @@ def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list
 
 
 def _constant(source: Source, t: Tensor) -> bool:
-    """Return true if one element repeats to the end; nearly always the first few bytes differ already."""
+    """Return true if all elements are equal. Usually the first few bytes already differ."""
     size = max(DTYPES[t.dtype].bits // 8, 1)
     first = source.at(t.start, size)
     if source.at(t.start, _SAMPLE // size * size) != first * (_SAMPLE // size):
@@ -75,7 +75,7 @@ def _constant(source: Source, t: Tensor) -> bool:
 
 
 def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
-    """Return pairs of tensors with equal bytes in different places; those that share bytes are tied on purpose."""
+    """Return pairs of tensors with equal bytes in different places. Tensors that share bytes are tied, not copies."""
     known: dict[tuple[object, ...], Tensor] = {}
     found = []
     for t in tensors:

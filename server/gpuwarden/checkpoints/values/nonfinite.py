@@ -1,4 +1,4 @@
-"""Count the elements of one tensor that are not finite, exactly, after a pass over the file raised suspicion."""
+"""Count the elements of one tensor that are not finite, exactly, after the pass over the file flagged the tensor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MASK = re.compile(r"mask|alibi|causal|attn_bias|attention_bias|position_bias|lo
 
 @dataclass
 class NonFinite:
-    """The numbers of a tensor's elements that are not finite; `positive` of the infinite ones are above zero.
+    """The numbers of a tensor's elements that are not finite; `positive` counts the positive infinities.
 
-    `masklike`: negative infinities among constant values, or in what is named or shaped like a mask.
+    `masklike` means negative infinities among constant values, or in a tensor that is named or shaped like a mask.
     """
 
     tensor: Tensor
@@ -32,7 +32,7 @@ class NonFinite:
     high: int = -1
 
     def count(self, bits: Any, kind: DType) -> None:
-        """Add elements, which numpy has as unsigned integers."""
+        """Add elements, given as a numpy array of unsigned integers."""
         if kind.nan is not None:
             bad = bits == kind.nan
             self.nan += int(bad.sum())
@@ -51,7 +51,7 @@ class NonFinite:
 
     @property
     def masklike(self) -> bool:
-        """Return true if it looks like an attention mask or a lone counter, where infinity is intended."""
+        """Return true if the tensor looks like an attention mask or a single counter, in which infinity is intended."""
         name, lone = self.tensor.name, not self.finite and self.inf == 1
         constant = self.low == self.high and not PARAMETER.fullmatch(name)
         # A causal mask, alone or added to a bias, is infinite above the diagonal.
@@ -66,9 +66,9 @@ class NonFinite:
 
 
 def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:
-    """Count a tensor's NaN and infinite elements exactly, following its strides; None where they can't be counted.
+    """Count a tensor's NaN and infinite elements exactly, following its strides. Return None if that is impossible.
 
-    The pass only raises suspicion, because the gaps of a strided tensor may contain anything.
+    The pass over the file is not exact, because the gaps of a strided tensor may contain anything.
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
@@ -84,8 +84,8 @@ def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) ->
 def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
     """Yield the elements as unsigned integers, a bounded number at a time, without reading the gaps.
 
-    An element that a stride of zero repeats is given once, and overlapping windows are given as the bytes they share:
-    a file of a few bytes may claim any number of elements.
+    An element repeated by a stride of zero is given once, and overlapping windows as their shared bytes: a file of a
+    few bytes may claim any number of elements.
     """
     size = numpy.dtype(code).itemsize
     each = DTYPES[t.dtype].bits // 8

@@ -1,7 +1,6 @@
-"""Check that a torch optimizer's state is that of the model beside it: parameters, moments, shapes and step.
+"""Check that a torch optimizer's state belongs to the model beside it: parameters, moments, shapes and step.
 
-A resume takes any state of the right length silently, and goes on with moments that belong to other weights.
-Standard library only.
+A resume silently accepts any state of the right length, even with the moments of other weights. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
-# Where an optimizer keeps a moment in the parameter's own shape.
+# Keys of moments that have the parameter's own shape.
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
-# Where an optimizer keeps sums of squares.
+# Endings of the names of sums of squares.
 _SQUARES = (".exp_avg_sq", ".max_exp_avg_sq", ".square_avg", ".exp_avg_sq_row", ".exp_avg_sq_col")
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _BELOW = re.compile(b"[\x81-\xff]")
@@ -33,7 +32,7 @@ _READ = 64 << 20
 
 @dataclass
 class OptimizerFindings:
-    """The reasons against a resume, the oddities, and what was proved."""
+    """The obstacles to a resume, the warnings, and the passed checks."""
 
     resume: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -41,8 +40,8 @@ class OptimizerFindings:
 
 
 def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> OptimizerFindings:
-    """Judge an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are those of them that are
-    certainly trained, such as an adapter's. Empty lists mean that the weights are not known.
+    """Judge an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are those of the tensors
+    that are certainly trained, such as an adapter's. Empty lists mean that the weights are unknown.
     """
     said = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
@@ -62,7 +61,7 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
 
 
 def _matched(params: list[Any], state: dict[Any, Any], file: str, said: OptimizerFindings) -> None:
-    """Check that every state belongs to a parameter, and every parameter has one like the others'."""
+    """Check that every state belongs to a parameter, and that all parameters have states with the same keys."""
     known = set(map(str, params))
     strange = [k for k in state if str(k) not in known]
     if strange:
@@ -78,7 +77,7 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Optimize
     torn = [
         p
         for p, s in state.items()
-        # Adafactor keeps rows and columns of large moments instead of the whole.
+        # Adafactor keeps rows and columns of large moments instead of whole moments.
         if not isinstance(s, dict) or ("exp_avg_sq_row" not in s and any(k not in s for k in usual))
     ]
     if torn:
@@ -104,10 +103,10 @@ def _moments(
         return
     strange, left = Counter(first) - Counter(shapes), Counter(shapes) - Counter(first)
     elements = [sum(math.prod(shape) * n for shape, n in some_of.items()) for some_of in (strange, left)]
-    # transformers trains the experts of a layer as one tensor, and saves them one by one.
+    # transformers trains the experts of a layer as one tensor, and saves them separately.
     stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
     if strange and stacked:
-        said.proved.append(f"the optimizer's {len(first):,} moments have the elements of the model's tensors")
+        said.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
         return
     if strange:
         said.resume.append(f"the optimizer has moments of shapes that the model lacks: {some(strange)}")
@@ -120,7 +119,7 @@ def _moments(
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
-    """Return the most steps that the optimizer records for a parameter; None where it counts none."""
+    """Return the maximum number of steps that the optimizer records for a parameter; None if it records none."""
     counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
     found = []
     for t in counters[:_ASKED]:
@@ -134,11 +133,11 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
 
 
 def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
-    """Return the most steps that the optimizers of some files record; None where they count none."""
+    """Return the maximum number of steps that the optimizers of some files record; None if they record none."""
     made = []
     for entry in entries:
         tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []
-        # A distributed checkpoint has the optimizer under a name of the program's choice.
+        # In a distributed checkpoint, the program chooses the optimizer's name.
         prefixes = {
             t.name[: t.name.index("state.")] for t in tensors if t.name.endswith(".step") and "state." in t.name
         }
@@ -148,7 +147,7 @@ def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
 
 
 def moved(source: Source, tensors: list[Tensor]) -> bool:
-    """Return whether some moment is not zero. Where all are, no gradient was, so no weight has changed.
+    """Return whether any moment is not zero. If all are zero, no gradient was, so no weight has changed.
 
     An optimizer whose moments have other names counts as moved.
     """
@@ -158,9 +157,9 @@ def moved(source: Source, tensors: list[Tensor]) -> bool:
 
 
 def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) -> list[str]:
-    """Return the names of second moments with values below zero: sums of squares never are.
+    """Return the names of second moments with negative values, which sums of squares never have.
 
-    Of a large file, pieces of each moment are read.
+    In a large file, only pieces of each moment are read.
     """
     squares = [t for t in tensors if t.name.endswith(_SQUARES) and t.dtype in _WIDTHS and t.start >= 0 and t.extent]
     each = max(_PIECE, _READ // max(1, len(squares)))
@@ -170,7 +169,7 @@ def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) ->
         top = 0 if big_endian else width - 1
         for at in range(0, t.extent, max(_PIECE, -(-t.extent // max(1, each // _PIECE)) // width * width)):
             data = source.at(t.start + at, min(_PIECE, t.extent - at))
-            # The sign bit and some bit of the exponent: zero with a sign is not below zero.
+            # The sign bit and a bit of the exponent, since negative zero is not below zero.
             if _BELOW.search(data[top::width]):
                 found.append(t.name)
                 break

@@ -1,8 +1,8 @@
-"""Find what a lost or misdirected write leaves inside dense values: pages of zeros, a zeroed tail, repeated pages.
+"""Find traces of lost or misdirected writes inside dense values: pages of zeros, a zeroed tail, repeated pages.
 
-A download cut after its file was preallocated, a crashed file system and a broken disk leave these, and no format
-without checksums notices. Zeros on purpose fill whole tensors, rows or blocks of them, so their edges are edges of a
-shape; those of damage are edges of pages. The findings are doubts: a digest recorded at save time settles them.
+A download cut off after its file was preallocated, a crashed file system and a broken disk cause these, and formats
+without checksums can't detect them. Intended zeros fill whole tensors, rows or blocks of rows, so they end at edges of
+the shape; damage ends at edges of pages. The findings are doubts, which a digest recorded at save time settles.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
 
 PAGE = 4096
-_MARK = 16  # bytes of each page that are compared first
+_MARK = 16  # leading bytes of each page, compared first
 _HEADED = [("mark", "<u8", 2), ("rest", f"V{PAGE - _MARK}")]
-_SLICE = 256  # bytes; smaller rows have edges everywhere
+_SLICE = 256  # bytes; smaller rows have too many edges
 _RUNS = 200
 _BULK = 16 * PAGE
 _READ = 256 << 20
 _PIECE = 1 << 20
-_BLOCK_EDGE = 8  # bytes of a quantised block that may be zero by chance
+_BLOCK_EDGE = 8  # bytes at the edge of a quantised block that may be zero by chance
 
 
 @dataclass
@@ -41,7 +41,7 @@ class PageMarks:
     carry: bytes = b""
 
     def take(self, piece: memoryview) -> None:
-        """Process a piece, which may begin or end inside a page's first bytes."""
+        """Process a piece, which may begin or end inside the first bytes of a page."""
         at = self.start if self.at < 0 else self.at
         self.at = at + len(piece)
         if self.carry:
@@ -62,7 +62,7 @@ class PageMarks:
             self.carry = last
 
     def folded(self) -> Any:
-        """Return 64 bits a page, 0 where its bytes are all zero: of two different pages they nearly always differ."""
+        """Return a 64-bit mark per page: 0 if its first bytes are zero, nearly always different for different pages."""
         pairs = self.numpy.concatenate(self.found)
         left, right = pairs[:, 0], pairs[:, 1]
         marks = (left * self.numpy.uint64(0x9E3779B97F4A7C15)) ^ right | self.numpy.uint64(1)
@@ -70,7 +70,7 @@ class PageMarks:
         return marks
 
     def part(self, start: int, end: int) -> PageMarks:
-        """Return the marks of a part, whose edges are those of pages."""
+        """Return empty marks for a part, whose edges are page edges."""
         return PageMarks(self.numpy, max(start, self.start), min(end, self.end))
 
     def join(self, parts: Sequence[PageMarks]) -> None:
@@ -79,7 +79,7 @@ class PageMarks:
 
 
 def watch(anatomy: Anatomy) -> list[PageMarks]:
-    """Return what to watch in a file: nothing where the format has checksums, or without numpy."""
+    """Return the marks to collect in a file; none if the format has checksums, or without numpy."""
     numpy = checksums.numpy_or_none()
     dense = _dense(anatomy)
     if numpy is None or anatomy.spans or not dense:
@@ -88,13 +88,13 @@ def watch(anatomy: Anatomy) -> list[PageMarks]:
 
 
 def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterable[Tensor]) -> list[str]:
-    """Return a line for each tensor with what looks like a lost write; `zero` are the tensors that are all zero."""
+    """Return a line for each tensor with a suspected lost write; `zero` are the tensors that are all zero."""
     if not marks.found:
         return []
     blank_tensors = {id(t) for t in zero}
     dense = _dense(anatomy)
     if len(dense) > 1 and all(id(t) in blank_tensors for t in dense) and sum(t.extent for t in dense) >= _BULK:
-        return [f"all of its {len(dense):,} tensors are zero: the bytes were never written, it seems"]
+        return [f"all of its {len(dense):,} tensors are zero: the bytes were probably never written"]
     numpy = marks.numpy
     pages = marks.folded()
     look = _Look(source, dense, blank_tensors)
@@ -120,7 +120,7 @@ def _dense(anatomy: Anatomy) -> list[Tensor]:
 
 @dataclass
 class _Look:
-    """A closer look at pages that are zero or equal. `budget` bounds the bytes that it reads."""
+    """Check pages that are zero or equal in detail. `budget` limits the bytes that it reads."""
 
     source: Source
     tensors: list[Tensor]
@@ -133,9 +133,9 @@ class _Look:
         self.starts = [t.start for t in self.tensors]
 
     def lines(self) -> list[str]:
-        """Return the findings, but for tensors that mostly have runs with other edges: those are sparse."""
+        """Return the findings, except on sparse tensors: most of their runs end at edges of the shape."""
         return [
-            f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: a lost write, it seems"
+            f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: probably a lost write"
             for name, odd in self.odd.items()
             if 2 * len(odd) >= self.runs[name]
         ][:5]
@@ -161,7 +161,7 @@ class _Look:
                 self.odd.setdefault(t.name, []).append(what)
 
     def repeats(self, groups: Iterable[Any], base: int) -> None:
-        """Follow pages that are equal to an earlier one to the edges of what is equal."""
+        """Follow each repeated page to the edges of the repeated range."""
         done = 0
         for group in groups:
             for i, j in zip(group, group[1:]):  # noqa: B905, RUF007
@@ -180,24 +180,22 @@ class _Look:
                 away = second - first
                 shaped = all(self.natural(e) and self.natural(e - away) for e in (low, high))
                 if pages and not shaped and high - low >= PAGE - 8:
-                    self.odd.setdefault(t.name, []).append(
-                        f"has in bytes {low:,}-{high:,} those at {low - away:,} again"
-                    )
+                    self.odd.setdefault(t.name, []).append(f"repeats in bytes {low:,}-{high:,} those at {low - away:,}")
 
     def damaged(self, low: int, high: int) -> bool:
-        """Return true if a run ends at pages, or at a page and a tensor's edge, and not at edges of the shape."""
+        """Return true if a run ends at page edges, or at a page edge and an edge of the shape."""
         natural = [self.natural(edge) for edge in (low, high)]
         paged = [self.paged(edge) for edge in (low, high)]
         return not all(natural) and all(p or n for p, n in zip(paged, natural))  # noqa: B905
 
     def around(self, place: int) -> Tensor | None:
-        """Return the tensor that has the byte."""
+        """Return the tensor that contains the byte, or None."""
         i = bisect.bisect_right(self.starts, place) - 1
         t = self.tensors[i] if i >= 0 else None
         return t if t is not None and place < t.start + t.extent else None
 
     def gridded(self, edge: int, *, up: bool) -> int:
-        """Return the edge of the element: its lowest bytes may be zero by chance."""
+        """Round an edge to the edge of an element, whose lowest bytes may be zero by chance."""
         t = self.around(edge)
         if t is None or t.dtype in BLOCK_SCALES:
             return edge
@@ -211,7 +209,7 @@ class _Look:
         return min(edge % PAGE, -edge % PAGE) < near
 
     def natural(self, edge: int) -> bool:
-        """Return true if the edge is a tensor's, or one of a row, a channel or a larger part of it."""
+        """Return true if the edge is that of a tensor, or of a row, a channel or a larger part of it."""
         t = self.around(edge)
         if t is None or edge == t.start:
             return True
@@ -230,7 +228,7 @@ class _Look:
         return self.source.at(at, length)
 
     def pieces(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes from `at` on, first a page and then larger pieces, tensors that are all zero left out."""
+        """Yield the bytes from `at` on, first a page and then larger pieces, skipping tensors that are all zero."""
         size = PAGE
         while at < self.source.size and self.budget > 0:
             t = self.around(at)
@@ -243,14 +241,14 @@ class _Look:
             size = min(2 * size, _PIECE)
 
     def blank_after(self, place: int) -> int:
-        """Return where the zeros from `place` on end."""
+        """Return the end of the zeros from `place` on."""
         for at, piece in self.pieces(place):
             if piece.count(0) != len(piece):
                 return at + len(piece) - len(piece.lstrip(b"\0"))
         return self.source.size
 
     def blank_before(self, place: int) -> int:
-        """Return where the zeros before `place` begin; a page before it is enough, for runs are met at their start."""
+        """Return the start of the zeros before `place`. One page suffices, since runs are found at their first page."""
         at = max(0, place - PAGE)
         piece = self.take(at, place - at)
         kept = len(piece.rstrip(b"\0"))

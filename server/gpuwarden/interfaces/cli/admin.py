@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.context import Context
 
 MOST_OTHERS: Final = 3
-"""Servers with another ledger that a reply names."""
+"""Maximum number of servers with another ledger that a reply lists."""
 
 
 @cli.command()
-@click.option("--ledger", is_flag=True, help="Check every event of the ledger instead, and name the first broken one.")
+@click.option("--ledger", is_flag=True, help="Check every event of the ledger instead, and show the first invalid one.")
 @JSON
 @runs_async
 async def doctor(as_json: bool, ledger: bool) -> int:
-    """Show every setting with its origin, and what is missing."""
+    """Show every setting with its origin, and check the installation."""
     from gpuwarden.interfaces.cli.doctor import examine, examine_ledger
 
     if ledger:
@@ -34,14 +34,14 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 
 @cli.command()
 @click.argument("names", nargs=-1, metavar="[CLIENT...]", type=click.Choice(CLIENT_NAMES))
-@click.option("--yes", is_flag=True, help="Write without asking. It only adds what is missing.")
-@click.option("--undo", is_flag=True, help="Take out what it wrote. It asks at a terminal.")
+@click.option("--yes", is_flag=True, help="Write without asking. Only missing entries are added.")
+@click.option("--undo", is_flag=True, help="Remove the entries that setup wrote, after asking at a terminal.")
 @JSON
 def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
-    """Enter the server and the guard into the agents' clients.
+    """Add the server and the guard to the agents' clients.
 
-    It shows the lines that it adds to each file and asks. Without a terminal nothing is written unless --yes is given.
-    Clients: claude, codex, gemini, cursor, vscode, zed; without a name all that are installed here.
+    It shows the lines that it adds to each file and asks. Without a terminal, nothing is written unless --yes is given.
+    Clients: claude, codex, gemini, cursor, vscode, zed; by default all that are installed.
     """
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import Refused
@@ -52,14 +52,14 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     config = load_config()
     if undo:
         with open_terminal() as terminal:
-            if terminal.ask("Type yes to take out what gpuwarden setup wrote: ") != "yes":
+            if terminal.ask("Type yes to remove the entries that gpuwarden setup wrote: ") != "yes":
                 raise Refused("not undone; nothing was changed")
         return answer(take_back(names, config, os.environ), as_json, "setup")
     person = has_terminal() and not as_json
     plan = make_plan(names, config, os.environ, person=person)
     if not plan.empty and not yes:
         if not person:
-            plan.reply.hint = "Nothing was written. gpuwarden setup --yes writes it."
+            plan.reply.hint = "Nothing was written. Run gpuwarden setup --yes to write the changes."
             return answer(plan.reply, as_json, "setup")
         console.setup(without_secrets(plan.reply))
         with open_terminal() as terminal:
@@ -76,13 +76,13 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     "names",
     multiple=True,
     type=click.Choice(["claude", "codex", "gemini", "cursor"]),
-    help="Only this one.",
+    help="Only this client.",
 )
 @JSON
 def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
     """Guard an agent's shell: install, uninstall, status.
 
-    It stops the usual ways around gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run.
+    The guard blocks the usual ways to bypass gpuwarden: `vastai destroy`, `sky down`, `rm -rf` of a live run.
     """
     from gpuwarden.config import load_config
     from gpuwarden.interfaces.hooks.install import hooks as use_case
@@ -91,8 +91,8 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--write-answers", is_flag=True, hidden=True, help="Write the snapshot of the first answers again.")
-@click.option("--client", default="", metavar="NAME", help="Which client starts it, for `gpuwarden doctor`.")
+@click.option("--write-answers", is_flag=True, hidden=True, help="Regenerate the snapshot of the first answers.")
+@click.option("--client", default="", metavar="NAME", help="Name of the client that starts it, for `gpuwarden doctor`.")
 def mcp(write_answers: bool, client: str) -> int:
     """Serve the tools to an MCP client, over stdio."""
     from gpuwarden.interfaces.mcp.stdio_start import start
@@ -109,7 +109,7 @@ def mcp(write_answers: bool, client: str) -> int:
 
 
 def _opened(client: str, listed: contextlib.ExitStack) -> Context:
-    """Open the ledger for a server, list the server until `listed` closes, and note those with another ledger."""
+    """Open the ledger for a server, list the server until `listed` closes, and add notices of other ledgers in use."""
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered
 
@@ -125,10 +125,10 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
 @click.option(
     "--yes",
     is_flag=True,
-    help="Answer the demo's one question with yes; recorded as such. Without a terminal it is implied.",
+    help="Answer the demo's one question with yes, and record it as such. Implied without a terminal.",
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep everything in this folder."
+    "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep all files in this folder."
 )
 @click.option("--overnight", is_flag=True, help="Show a night in simulated hours: automatic teardown ends the machine.")
 @JSON

@@ -1,7 +1,7 @@
-"""Saying yes as a person at a terminal.
+"""Ask the user at a terminal for approval.
 
-The question goes to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program with
-a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that only people know.
+The prompt is written to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program
+with a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that no program knows.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Seconds that an approval waits for the meter to stop; the ticket goes on without it."""
+"""Seconds that an approval waits until billing is confirmed stopped; after that, the ticket continues without it."""
 SHOWN = 20
-"""Files that the question names, those without a copy first; the others are counted."""
+"""Maximum number of files that the prompt lists, files without a copy first; the rest are counted."""
 
 
 class Terminal:
-    """A person's terminal: what is asked and answered there."""
+    """The user's terminal: prompts and answers."""
 
     def __init__(self, reader: TextIO, writer: TextIO) -> None:
         self.reader = reader
         self.writer = writer
 
     def say(self, text: str) -> None:
-        """Show text; what others wrote can't move the cursor."""
+        """Print text without control sequences, so that foreign text can't move the cursor."""
         self.writer.write(plain(text) + "\n")
         self.writer.flush()
 
     def ask(self, prompt: str) -> str:
-        """Read one line of answer."""
+        """Print a prompt and read one line."""
         self.writer.write(plain(prompt))
         self.writer.flush()
         return self.reader.readline().strip()
@@ -84,25 +84,25 @@ class Terminal:
 
 @contextlib.contextmanager
 def open_terminal() -> Iterator[Terminal]:
-    """Yield the controlling terminal. Raises Refused where there is none: then no person is there to ask."""
+    """Yield the controlling terminal. Raises Refused if this process has none, because no user can be asked then."""
     names = ("CONIN$", "CONOUT$") if os.name == "nt" else ("/dev/tty", "/dev/tty")
     with contextlib.ExitStack() as stack:
         try:
             if not sys.stdin.isatty():
                 raise OSError("standard input is not a terminal")
-            # A terminal can't seek, so no one file does both.
+            # A terminal can't seek, so reading and writing need separate files.
             reader = stack.enter_context(Path(names[0]).open("r", encoding="utf-8", errors="replace"))
             writer = stack.enter_context(Path(names[1]).open("w", encoding="utf-8", errors="replace"))
         except OSError as error:
             raise Refused(
-                "an approval needs a person at a terminal, and there is none here",
+                "an approval needs a user at a terminal, and this process has no terminal",
                 "Run gpuwarden approve yourself in a terminal window; no flag or variable replaces it.",
             ) from error
         yield Terminal(reader, writer)
 
 
 def has_terminal() -> bool:
-    """Return whether this process has a terminal at which a person can be asked."""
+    """Return whether this process has a terminal at which it can ask the user."""
     try:
         with open_terminal():
             return True
@@ -112,9 +112,9 @@ def has_terminal() -> bool:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a person decides about one job with the approval of its spending: how it ends, and what a relaunch may cost.
+    """The decisions about one job that accompany the approval of its spending: automatic teardown and relaunch budget.
 
-    `relaunch_usd` is the budget of further machines after interruptions, in US dollars.
+    `relaunch_usd` is the budget in US dollars for further machines after interruptions.
     """
 
     order: Verb | None = None
@@ -125,7 +125,7 @@ NOTHING: Final = Decided()
 
 
 async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided: Decided = NOTHING) -> Result:
-    """Show what a ticket is about and ask. Raises NotFound, Conflict, or Refused when the answer is no."""
+    """Show the facts of a ticket and ask for approval. Raises NotFound, Conflict, or Refused if the answer is no."""
     _check_channel(ctx)
     with open_terminal() as terminal:
         return await ask(ctx, ticket, terminal, without_proof=without_proof, decided=decided)
@@ -134,20 +134,20 @@ async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided
 def _check_channel(ctx: Context) -> None:
     """Raise Refused unless the policy in force allows approval at a terminal."""
     if "terminal" not in ctx.policy.approval.channels:
-        raise Refused("the policy takes no approval on a terminal", "See approval.channels in gpuwarden doctor.")
+        raise Refused("the policy does not allow approval by terminal", "See approval.channels in gpuwarden doctor.")
 
 
 async def ask(
     ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: Decided = NOTHING
 ) -> Result:
-    """Do the same on a given terminal."""
+    """Show the facts of a ticket on a given terminal and ask for approval."""
     if ticket.startswith("s"):
         return await ask_script(ctx, ticket, terminal)
     if ticket.startswith("r"):
         return await ask_spending(ctx, ticket, terminal, decided)
     if decided != NOTHING:
         given = "--auto-teardown" if decided.order else "--relaunch-budget"
-        raise BadRequest("a decision about a job's end or relaunch belongs to a spending (r...)", f"Leave {given} out.")
+        raise BadRequest("teardown and relaunch decisions apply only to a spending (r...)", f"Leave {given} out.")
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
@@ -156,21 +156,21 @@ async def ask(
     if blocked and not without_proof:
         raise Refused(
             f"ticket {ticket} is blocked: not everything is proven",
-            "Do what the findings say. Only if you give those files up: gpuwarden approve --without-proof.",
+            "Fix the findings. To accept losing the unverified files: gpuwarden approve --without-proof.",
             view.findings,
         )
     name = view.job.spec.name
     if blocked:
-        terminal.say("What is not copied or not proven will be lost for good.")
-    prompt = f"Type the job's name ({name}) to give it up: " if blocked else "Type yes to approve: "
+        terminal.say("Files that are not copied or not proven will be lost permanently.")
+    prompt = f"Type the job's name ({name}) to accept losing them: " if blocked else "Type yes to approve: "
     if terminal.ask(prompt) != (name if blocked else "yes"):
-        raise Refused("not approved; nothing was touched")
+        raise Refused("not approved; nothing was changed")
     await check_pin(ctx, terminal)
     assert view.record.digest is not None
     view = await approve(ctx, ticket, view.record.digest, channel="terminal", by=user(), loss=name if blocked else None)
     until = ctx.clock.now() + STOP_SEEN_S
     if view.record.state is Teardown.EXECUTING:
-        terminal.say("Approved. Waiting until the meter is seen to have stopped ...")
+        terminal.say("Approved. Waiting until billing is confirmed stopped ...")
     while view.record.state is Teardown.EXECUTING and ctx.clock.now() < until:
         await ctx.clock.sleep(0.5)
         view = await proceed(ctx, view.record.id)
@@ -178,20 +178,20 @@ async def ask(
 
 
 def warn(ctx: Context, terminal: Terminal) -> None:
-    """Show what is odd about this installation before a person decides."""
+    """Show the warnings about this installation before the user decides."""
     for notice in ctx.notices:
         terminal.say(f"warning: {notice.text} {in_commands(notice.next_steps)}")
 
 
 def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
-    """Show what a person is asked to approve: the machine, what dies with it, where copies are, and the findings."""
+    """Show the facts of a teardown: the machine, the files that it deletes, where the copies are, and the findings."""
     warn(ctx, terminal)
     for text in request_facts(view):
         terminal.say(text)
 
 
 def request_facts(view: TeardownView) -> list[str]:
-    """Return what a person is asked to approve, a line each; the page shows the same."""
+    """Return the facts of a teardown, one per line; the page shows the same."""
     lease = view.lease
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     found = [
@@ -208,60 +208,63 @@ def request_facts(view: TeardownView) -> list[str]:
 
 
 def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
-    """Return the receipt whose price a person may approve. Raises NotFound, or Conflict where it has expired."""
+    """Return the receipt whose price can be approved. Raises NotFound, or Conflict if it has expired."""
     found = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if found is None:
-        raise NotFound(f"there is no receipt {receipt!r} in this ledger", "gpuwarden submit prints it.")
+        raise NotFound(f"this ledger has no receipt {receipt!r}", "gpuwarden submit prints it.")
     if ctx.clock.now() > found.data.expires_at:
         raise Conflict("the receipt has expired", "Submit again for a fresh one.")
     return found
 
 
 def ordered_by(ctx: Context, receipt: str) -> Verb | None:
-    """Return the verb of automatic teardown that a job gets with its acceptance, if any."""
+    """Return the verb of automatic teardown that a job gets when it is accepted, if any."""
     present = order_for(ctx, receipt)
     return present.verb if present else None
 
 
 def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
-    """Return what a person is asked to spend, a line each; the page shows the same."""
+    """Return the facts of a spending, one per line; the page shows the same."""
     price = usd_per_hour(issued.price)
     limit = "no timeout" if issued.timeout_s is None else f"timeout {issued.timeout_s} s"
     what = f"{issued.fan_out or 'fan-out'} {issued.name}" if issued.cells else f"job {issued.name}"
     found = [f"{what} on {issued.platform}: price {price}, {limit}"]
     if issued.choices:
-        found.append("  the first of these with capacity; the price above is the highest:")
+        found.append("  runs on the first of these with capacity; the price above is the highest:")
         each = (
             f"{c.platform} {line(c.gpu or '', 64)}".strip() + f" at {usd_per_hour(c.price)}" for c in issued.choices
         )
         found += [f"    {n}. {text}" for n, text in enumerate(each, 1)]
     if issued.cells:
         machines = counted(issued.machines, "machine")
-        found.append(f"  {counted(issued.cells, 'cell')} on at most {machines} at a time; the timeout is of each cell")
+        found.append(f"  {counted(issued.cells, 'cell')} on at most {machines} at a time; the timeout is for each cell")
     if issued.worst_cost is not None:
         most = at_most(issued.worst_cost, order)
         found.append(f"  {most.replace('for the job', 'in all', 1) if issued.cells else most}")
     stays = bills_on(issued.storage, issued.storage_usd_per_hour)
     found += [f"  {text}" for text in (stays, issued.ask) if text]
-    return [*found, *([f"  What it saves is uploaded to {issued.artifact_store}."] if issued.artifact_store else [])]
+    return [*found, *([f"  Its outputs are uploaded to {issued.artifact_store}."] if issued.artifact_store else [])]
 
 
 def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
-    """Return whether a receipt's spending waits for a yes. A second one would replace what came with the first."""
+    """Return whether a receipt's spending waits for approval.
+
+    A second approval would replace the decisions of the first, so an approved one does not wait.
+    """
     receipt = issued.subject.removeprefix("receipt/")
     return bool(issued.data.ask) and not receipt_used(ctx.ledger, receipt) and not spending_approved(ctx, receipt)
 
 
 def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
-    """Return the digest of a spending and its shown facts.
+    """Return the digest of a spending and the facts shown for it.
 
-    The receipt's own digest leaves out automatic teardown, and a price that rose since.
+    The receipt's own digest omits automatic teardown and a price that has risen since.
     """
     return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
 
 async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
-    """Ask about the price of a job that is not launched yet, about automatic teardown for it, and a relaunch budget.
+    """Ask for approval of a job's price before its launch, and of its automatic teardown and relaunch budget, if given.
 
     Raises NotFound, Conflict or Refused.
     """
@@ -269,32 +272,32 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     issued, order, budget = found.data, decided.order, decided.relaunch_usd
     if not issued.ask and decided == NOTHING:
         return Result(
-            message="This spending is inside the caps; it needs no approval.",
+            message="This spending is within the caps; it needs no approval.",
             next=(do(Action.SUBMIT, receipt=receipt),),
         )
     if budget is not None and issued.cells:
-        raise BadRequest("a fan-out rents further machines inside its own budget", "Leave --relaunch-budget out.")
+        raise BadRequest("a fan-out rents further machines within its own budget", "Leave --relaunch-budget out.")
     if decided != NOTHING and (issued.job is not None or receipt_used(ctx.ledger, receipt)):
         given = "--auto-teardown" if order else "--relaunch-budget"
-        raise Conflict("the job is under way, and what becomes of it was decided before", f"Leave {given} out.")
+        raise Conflict("the job is already accepted, so its end and relaunch can't be set now", f"Leave {given} out.")
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
         worst = usd(issued.worst_cost)
         raise BadRequest(
-            f"one relaunch may cost {worst}, so a budget of {usd(budget)} allows none", f"Give {worst} or more."
+            f"one relaunch may cost {worst}, so a budget of {usd(budget)} allows none", f"Pass {worst} or more."
         )
     warn(ctx, terminal)
     for text in spending_facts(issued, order or ordered_by(ctx, receipt)):
         terminal.say(text)
     if order is not None:
         minutes = ctx.policy.teardown.grace_minutes
-        terminal.say(f"  Once it has succeeded and all that it saved is proven here, {order} its machine without a")
-        terminal.say(f"  further question, {minutes} minutes after an alert. gpuwarden hold JOB takes that back.")
+        terminal.say(f"  After the job has succeeded and all its outputs are proven here, {order} its machine without")
+        terminal.say(f"  asking again, {minutes} minutes after an alert. gpuwarden hold JOB cancels this.")
     if budget is not None:
-        terminal.say("  If its machine is taken for good, rent another one at this price or below, without a further")
-        terminal.say(f"  question, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
+        terminal.say("  If the platform takes its machine permanently, rent another at this price or below without")
+        terminal.say(f"  asking again, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
-    _check_channel(ctx)  # the policy may have changed since the question was put
+    _check_channel(ctx)  # the policy may have changed since the prompt
     await check_pin(ctx, terminal)
     grant_spending(ctx, found, "terminal", user(), order, budget)
     resume = do(Action.SUBMIT, receipt=receipt)
@@ -303,7 +306,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     elif issued.fan_out:
         resume = Rise(issued.fan_out, receipt, issued).next_steps[-1]
     elif issued.cells:
-        resume = do(Action.MANUAL, text=f"Give the call that checked the fan-out again, with receipt {receipt}.")
+        resume = do(Action.MANUAL, text=f"Repeat the call that checked the fan-out, with receipt {receipt}.")
     return Result(code="approved", message="Approved.", next=(resume,))
 
 
@@ -315,7 +318,7 @@ def grant_spending(
     order: Verb | None = None,
     relaunch_usd: float | None = None,
 ) -> None:
-    """Record a person's yes to one receipt's spending, with automatic teardown and the budget that came with it."""
+    """Record the approval of one receipt's spending, with its automatic teardown and relaunch budget."""
     check_approver(ctx)
     granted = ApprovalGranted(
         digest=issued.data.facts_digest,
@@ -332,22 +335,22 @@ def grant_spending(
 
 
 async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
-    """Ask whether a script may be rehearsed on this machine. Raises NotFound, or Refused when the answer is no."""
+    """Ask whether a script may be rehearsed on this machine. Raises NotFound, or Refused if the answer is no."""
     asked = asked_for(ctx, ticket)
     if allowed(ctx, asked.digest):
-        return Result(message="This script may be rehearsed here already.", next=(do(Action.REHEARSE),))
+        return Result(message="This script is already allowed to be rehearsed here.", next=(do(Action.REHEARSE),))
     warn(ctx, terminal)
     terminal.say(
         f"rehearse the script {asked.name} on this machine: {asked.script_bytes:,} bytes, {asked.script_digest}"
     )
     terminal.say(f"  arguments: {' '.join(asked.args) or 'none'}")
-    terminal.say(f"  packages: {', '.join(asked.packages) or 'those that are here'}")
+    terminal.say(f"  packages: {', '.join(asked.packages) or 'those installed here'}")
     for what, listed in (("files", asked.inputs), ("variables", asked.variables)):
         if listed:
-            terminal.say(f"  {what} that go along: {', '.join(listed)}")
+            terminal.say(f"  {what} passed to it: {', '.join(listed)}")
     for text in asked.start.splitlines():
         terminal.say(f"  | {text}")
-    terminal.say("  It runs in the sandbox of local jobs: no network, no secrets, no files but its own.")
+    terminal.say("  It runs in the sandbox of local jobs: no network, no secrets, only its own files.")
     script = whole_script(ctx, asked)
     answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, all to read it first: ")
     if answer == "all" and script is not None:
@@ -363,7 +366,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
 
 
 async def ask_consent(ctx: Context, spec: JobSpec) -> None:
-    """Ask for what a rehearsal needs, where a person is at this terminal; without one the rehearsal itself refuses."""
+    """Ask for the consent that a rehearsal needs; without a terminal, do nothing and let the rehearsal refuse."""
     if "terminal" not in ctx.policy.approval.channels or not has_terminal():
         return
     try:
@@ -374,61 +377,64 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
 
 
 def held(job_id: str, effect: Objection) -> Result:
-    """Return the reply to an objection."""
+    """Return the reply to a hold."""
     if effect is Objection.NOT_ORDERED:
-        message = f"Automatic teardown would not end the machine of {job_id}; it ends when a person approves."
+        message = f"Automatic teardown does not apply to {job_id}; its machine ends only with the user's approval."
         return Result(code=effect, message=message)
     if effect is Objection.TOO_LATE:
-        message = f"Too late: the call that ends the machine of {job_id} was approved or sent before. "
-        message += "Automatic teardown sends no further one."
-        follow = do(Action.CHECK, "to see whether the platform took it", job_id=job_id)
+        message = f"Too late: the call that ends the machine of {job_id} was already approved or sent. "
+        message += "Automatic teardown sends no further call."
+        follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)
         return Result(ok=False, code=effect, message=message, next=(follow,))
-    again = do(Action.TEARDOWN, "to be asked about its end", job_id=job_id)
-    message = f"The machine of {job_id} stays, and bills, until a person approves its end."
+    again = do(Action.TEARDOWN, "to request its teardown", job_id=job_id)
+    message = f"The machine of {job_id} stays, and bills, until the user approves its teardown."
     return Result(code=effect, message=message, next=(again,))
 
 
 async def check_pin(ctx: Context, terminal: Terminal) -> None:
-    """Ask for the PIN where one is set."""
+    """Ask for the PIN if one is set. Raises Refused if it is wrong."""
     pin_hash = ctx.policy.approval.pin_hash
     if pin_hash is not None:
         await _try_pin(ctx, terminal.secret("PIN: "), pin_hash)
 
 
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
-    """Compare, and count wrong ones so that the PIN can't be tried out. One at a time, or many could try at once."""
+    """Compare a PIN, and limit wrong ones so that it can't be guessed.
+
+    The lock serializes attempts, so that parallel processes can't exceed the limit.
+    """
     async with ctx.lock("pin"):
         recent = ctx.ledger.recent(PinWrong, ctx.clock.now() - PIN_WINDOW_S)
         if len(recent) >= PIN_TRIES:
             raise Refused(f"{len(recent)} wrong PINs in the last {PIN_WINDOW_S // 60} minutes", "Wait, then try again.")
         if not pin_matches(pin, pin_hash):
             ctx.ledger.add("approval/pin", PinWrong(by=user()))
-            raise Refused("that is not the PIN; nothing was changed")
+            raise Refused("the PIN is wrong; nothing was changed")
 
 
 async def choose_pin(ctx: Context) -> Result:
-    """Ask for a new PIN and put its hash into the policy file, keeping everything else in it."""
+    """Ask for a new PIN and write its hash into the policy file; the rest of the file stays."""
     config = load_config()
     with open_terminal() as terminal:
         if config.policy.approval.pin_hash:
             await _try_pin(ctx, terminal.secret("Old PIN: "), config.policy.approval.pin_hash)
         pin = terminal.secret("New PIN: ")
         if len(pin) < 4 or pin != terminal.secret("Again: "):
-            raise BadRequest("the two differ, or the PIN has fewer than 4 characters", "Try again.")
+            raise BadRequest("the two PINs differ, or the PIN has fewer than 4 characters", "Try again.")
     _set_in_policy(config.policy_file, "approval", "pin_hash", hash_pin(pin))
-    return Result(message=f"Every approval on a terminal now asks for the PIN ({config.policy_file}).")
+    return Result(message=f"Every approval at a terminal now asks for the PIN ({config.policy_file}).")
 
 
 async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
-    """Let jobs run on this machine without a sandbox, once a person at a terminal said yes; it stays in the policy."""
+    """Ask the user at a terminal to let jobs run on this machine without a sandbox, and record it in the policy."""
     found = await to_thread.run_sync(detect)
     if found.kind is not Kind.NONE:
-        return Result(message=f"Nothing to allow: jobs on this machine run in a sandbox ({found.kind}).")
+        return Result(message=f"Nothing to allow: jobs on this machine already run in a sandbox ({found.kind}).")
     config = load_config()
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         asked.say(f"No sandbox works on this machine: {found.why}.")
-        asked.say("Whoever submits a job to `local` or to a rehearsal then has a shell under your account: it can read")
-        asked.say("your keys and files, change gpuwarden's policy, and approve in your name.")
+        asked.say("Any job on `local` or on a rehearsal then runs with the rights of your account: it can read your")
+        asked.say("keys and files, change gpuwarden's policy, and approve in your name.")
         if asked.ask("Type yes to allow it: ") != "yes":
             raise Refused("not allowed; nothing was changed")
         await check_pin(ctx, asked)
@@ -436,12 +442,12 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
     ctx.ledger.add("policy/local", PolicyAllowed(what="local.unsandboxed", channel="terminal", by=user()))
     return Result(
         message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
-        hint="Take it back by removing the line.",
+        hint="To revoke it, remove the line.",
     )
 
 
 def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
-    """Set one value in the policy file, keeping everything else in it."""
+    """Set one value in the policy file; the rest of the file stays."""
     import tomlkit
 
     document = tomlkit.parse(file.read_text("utf-8") if file.exists() else "")

@@ -1,4 +1,4 @@
-"""Commands that hand the ledger on to an auditor: audit export, check."""
+"""Commands that export the ledger for an auditor: audit export, check."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context
 
 @cli.group()
 def audit() -> None:
-    """Hand the ledger on, to an auditor."""
+    """Export the ledger for an auditor, and check an export."""
 
 
 @audit.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--append", is_flag=True, help="Add to an earlier export what was recorded since.")
+@click.option("--append", is_flag=True, help="Append the events recorded since an earlier export.")
 @JSON
 def export(file: Path, append: bool, as_json: bool) -> int:
-    """Write every event to FILE, one JSON object a line, with who did it, through what, and its hash."""
+    """Write every event to FILE, one JSON object per line, with its user, interface and hash."""
     from gpuwarden.core.plural import counted
     from gpuwarden.interfaces.results import Result
     from gpuwarden.ledger.export import check_lines, export_lines
@@ -35,7 +35,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
             with file.open(encoding="utf-8") as before:
                 last, broken = check_lines(before)
             if broken is not None or (last is not None and not ctx.ledger.has(last)):
-                raise Conflict(f"{file} is not an unchanged export of this ledger", "Export into another file.")
+                raise Conflict(f"{file} is not an unchanged export of this ledger", "Export to another file.")
             after = last.seq if last else 0
         mode = os.O_APPEND if append else os.O_EXCL
         with (
@@ -49,7 +49,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
             with contextlib.suppress(OSError):  # a pipe has no disk
                 os.fsync(out.fileno())
     except FileExistsError as error:
-        raise BadRequest(f"{file} exists", "Choose another name, or add to it with --append.") from error
+        raise BadRequest(f"{file} exists", "Choose another name, or append to it with --append.") from error
     except UnicodeDecodeError as error:
         raise BadRequest(f"{file} is not an export") from error
     except OSError as error:
@@ -61,7 +61,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @JSON
 def check(file: Path, as_json: bool) -> int:
-    """Check the chain of hashes of an export, without the ledger."""
+    """Check the hash chain of an export, without the ledger."""
     from gpuwarden.interfaces.results import Result
     from gpuwarden.ledger.export import check_lines
 
@@ -73,14 +73,14 @@ def check(file: Path, as_json: bool) -> int:
         raise BadRequest(f"{file} is not an export") from error
     if broken is not None:
         text = f"{file} was changed: event {broken.seq} is {broken.code}."
-        hint = "Export the ledger again, and see what gpuwarden doctor --ledger says of it."
+        hint = "Export the ledger again, and check it with gpuwarden doctor --ledger."
         return answer(Result(ok=False, code="broken", message=text, hint=hint), as_json, "message")
     if (
         opening and last and (first := json.loads(opening)["seq"]) != 1
-    ):  # whoever cut the front off could have changed the first line that is left
-        text = f"{file} begins with event {first}: those before it are missing, and nothing proves that one. "
-        text += f"Event {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
-        hint = "Put the earlier part of the export in front of it, then check both together."
+    ):  # if the front was cut off, the first remaining line may have been changed too
+        text = f"{file} begins with event {first}: earlier events are missing, and that event can't be verified. "
+        text += f"Events {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
+        hint = "Prepend the earlier part of the export, then check both together."
         return answer(Result(ok=False, code="incomplete", message=text, hint=hint), as_json, "message")
     text = f"{file} is whole up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
     return answer(Result(message=text), as_json, "message")

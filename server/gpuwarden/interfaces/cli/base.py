@@ -1,4 +1,4 @@
-"""Command group of the terminal, and the one function that prints a reply."""
+"""The command group of the command line, and the function that prints every reply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R", bound="Result")
 
 
 def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
-    """Return whether `--json` is given, behind the command's name or behind a group's before it."""
+    """Return whether `--json` is given, after the command's name or after a parent group's."""
     return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
 
 
@@ -36,10 +36,10 @@ EXITS = {"unknown": 2, "bad_request": 2}
 
 
 class GroupedCommands(click.Group):
-    """A group whose help lists the commands by the file that they live in, in the order of the file."""
+    """A group whose help lists the commands by the module that defines them, in the order of that module."""
 
     rooms: ClassVar[dict[str, str]] = {}
-    """The heading of each file, by the module's name. `interfaces/cli/main.py` fills it."""
+    """The heading of each module, by its name. `interfaces/cli/main.py` fills it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings."""
@@ -70,7 +70,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @JSON
 @click.pass_context
 def cli(ctx: click.Context, as_json: bool) -> int | None:
-    """The safety layer between coding agents and metered GPUs. Alone it shows what runs, waits for you and bills.
+    """The safety layer between coding agents and metered GPUs.
+
+    Without a command it shows running jobs, open approvals and billing.
 
     New here? `gpuwarden demo` shows a training job's whole life in half a minute, at no cost.
     """
@@ -81,12 +83,12 @@ def cli(ctx: click.Context, as_json: bool) -> int | None:
 
 
 def emit(body: dict[str, Any]) -> None:
-    """Print one JSON object. Names may contain characters that a terminal can't show, so it is plain ASCII."""
+    """Print one JSON object in ASCII, because names may contain characters that a terminal can't show."""
     click.echo(json.dumps(redacted(body)))
 
 
 def redacted(body: Any) -> Any:
-    """Return a JSON body without secrets: those of this shell, and those that jobs were given from another one."""
+    """Return a JSON body without secrets: those of this shell, and those that jobs got from other shells."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.sanitize import scrubbed, secret_values
@@ -94,13 +96,13 @@ def redacted(body: Any) -> Any:
 
     try:
         known = KnownSecrets(load_config().home).found_in(body)
-    except (WardenError, OSError):  # the settings are broken, and this says so
+    except (WardenError, OSError):  # the settings are broken, and the body itself reports that
         known = ()
     return scrubbed(body, (*secret_values(os.environ), *known))
 
 
 def without_secrets(model: M) -> M:
-    """Return a reply with no secret in any text of it."""
+    """Return a reply with all secrets redacted."""
     body = model.model_dump(mode="json")
     clean = redacted(body)
     return model if clean == body else type(model).model_validate(clean)
@@ -115,19 +117,19 @@ def fail(error: WardenError, as_json: bool, code: int | None = None) -> int:
 
 
 def open_context(actor: str = "cli") -> Context:
-    """Return the use cases over this user's settings and ledger."""
+    """Return a context over this user's settings and ledger, with next steps worded as commands."""
     from gpuwarden.app import open_context
     from gpuwarden.interfaces.cli.wording import in_commands
 
     ctx = open_context(actor)
-    ctx.phrase = in_commands  # alerts are sent to people
+    ctx.phrase = in_commands  # alerts go to the user
     _RUN.ctx = ctx
     return ctx
 
 
 @dataclass
 class _Run:
-    """One run of the command line: the ledger that it opened, and whether it `named` every approval."""
+    """One run of the command line: its open context, and whether its output `named` every open approval."""
 
     ctx: Context | None = None
     named: bool = False
@@ -137,18 +139,18 @@ _RUN = _Run()
 
 
 def begin() -> None:
-    """Forget the run before, in a process that runs several."""
+    """Reset the state of the previous run, for a process that runs several commands."""
     _RUN.ctx, _RUN.named = None, False
 
 
 SCREENS: Final = frozenset({"status", "jobs", "costs", "waits"})
-"""Replies that `screen` draws."""
+"""Replies that `screen` prints."""
 _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
-"""Replies that name every approval themselves."""
+"""Replies that already list every open approval."""
 
 
 def tell_what_waits() -> None:
-    """End a command's output on a terminal with what waits for a person, also where the command opened no ledger."""
+    """End a command's output at a terminal with the open approvals, even if the command opened no ledger."""
     if _RUN.named or not sys.stdout.isatty():
         return
     from gpuwarden.config import load_config
@@ -156,7 +158,7 @@ def tell_what_waits() -> None:
     from gpuwarden.interfaces.cli import console, screen
     from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
-    with contextlib.suppress(WardenError, OSError):  # the command itself has been answered
+    with contextlib.suppress(WardenError, OSError):  # the command itself is already done
         config = load_config()
         if _RUN.ctx is None and not (config.home / "ledger.db").exists():
             return
@@ -165,7 +167,7 @@ def tell_what_waits() -> None:
 
 
 def warned(reply: R, ctx: Context) -> R:
-    """Add to a reply what is wrong with the policy, and that no watch runs where one is needed."""
+    """Add warnings to a reply: problems of the policy, and a missing watch if one is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.leases.auto_teardown import notices
@@ -174,7 +176,7 @@ def warned(reply: R, ctx: Context) -> R:
 
 
 def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
-    """Let click call a coroutine."""
+    """Wrap a coroutine function so that click can call it."""
 
     @wraps(command)
     def run_it(*args: Any, **kwargs: Any) -> int:
@@ -186,7 +188,7 @@ def runs_async(command: Callable[..., Coroutine[Any, Any, int]]) -> Callable[...
 
 
 def answer(reply: Result, as_json: bool, show: str) -> int:
-    """Print a reply, in the words of the command line, and return its exit code."""
+    """Print a reply with its next steps as commands, and return its exit code."""
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.interfaces.results import worded
 

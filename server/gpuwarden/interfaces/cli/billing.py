@@ -1,4 +1,4 @@
-"""Commands on what costs: teardown, approve, hold, instances, offers, watch."""
+"""Commands for billing and teardown: teardown, approve, hold, instances, offers, watch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @cli.command()
 @click.argument("job_id")
-@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How the machine ends.")
-@click.option("--withdraw", is_flag=True, help="Take an open request back.")
+@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How to end the machine.")
+@click.option("--withdraw", is_flag=True, help="Withdraw an open request.")
 @JSON
 @runs_async
 async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int:
-    """Ask for a job's machine to be ended.
+    """Request the teardown of a job's machine.
 
-    It is refused until everything that would be lost is copied and proven. Then a person runs `gpuwarden approve
-    TICKET`.
+    The request is refused until every file that would be lost is copied and proven. Then the user runs `gpuwarden
+    approve TICKET`.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
@@ -48,22 +48,22 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code here that approves on that page; the page has PAGE.",
+    help="Show a one-time code that approves on that page; PAGE is shown there.",
 )
-@click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval on a terminal asks for.")
-@click.option("--without-proof", is_flag=True, help="Give up what is not proven. You will have to type the job's name.")
+@click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval at a terminal asks for.")
+@click.option("--without-proof", is_flag=True, help="Accept losing unverified files. You have to type the job's name.")
 @click.option(
     "--auto-teardown",
     type=VERBS,
     default=None,
-    help="With a spending: end this job's machine without asking again, once all is proven.",
+    help="With a spending: end this job's machine without asking again, after all outputs are proven.",
 )
 @click.option(
     "--relaunch-budget",
     type=click.FloatRange(min=0, min_open=True, max=1_000_000),
     default=None,
     metavar="USD",
-    help="With a spending: rent further machines for this job where its own is taken, up to so much in all.",
+    help="With a spending: rent further machines for this job if its machine is taken, up to this total.",
 )
 @JSON
 @runs_async
@@ -76,9 +76,9 @@ async def approve(
     relaunch_budget: float | None,
     as_json: bool,
 ) -> int:
-    """Say yes to a teardown (t...) or to a spending (r...). Alone it lists what waits.
+    """Approve a teardown (t...) or a spending (r...). Alone it lists the open requests.
 
-    It asks a person at a terminal; nothing else counts.
+    It asks the user at a terminal; no flag or variable replaces the answer.
     """
     from gpuwarden.config import load_config
     from gpuwarden.interfaces.cli import approval
@@ -99,7 +99,7 @@ async def approve(
     try:
         if code is not None:
             if without_proof or decided != approval.NOTHING:
-                raise BadRequest("a code approves what the page shows, and decides nothing else", "Leave --code out.")
+                raise BadRequest("--code can't be combined with other decisions", "Leave --code out.")
             return answer(await show_code(ctx, ticket, code), as_json, "message")
         reply = await approval.on_terminal(ctx, ticket, without_proof=without_proof, decided=decided)
     except NotFound as error:
@@ -112,14 +112,14 @@ async def approve(
 @JSON
 @runs_async
 async def hold(job_id: str, as_json: bool) -> int:
-    """Cancel automatic teardown and self-stop. The answer says whether the machine stays, or it is too late."""
+    """Cancel automatic teardown and self-stop. The reply shows whether the machine stays, or it is too late."""
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.leases.parking import hold as cancel_self_stop
     from gpuwarden.lifecycle.teardown.orders import object_to
 
     ctx = open_context()
     effect = object_to(ctx, job_id, "command line", approval.user())
-    await cancel_self_stop(ctx, job_id)  # the objection stands; where the machine does not answer, the error says so
+    await cancel_self_stop(ctx, job_id)  # the hold is recorded even if the machine does not answer and this raises
     return answer(approval.held(job_id, effect), as_json, "message")
 
 
@@ -138,18 +138,18 @@ async def instances(as_json: bool) -> int:
 @cli.command()
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H100 or L40S.")
 @click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
-@click.option("--interruptible", is_flag=True, help="Cheaper ones that the platform may take back.")
-@click.option("--durable-storage", is_flag=True, help="With the storage that survives the machine's end.")
-@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this one; may come again.")
+@click.option("--interruptible", is_flag=True, help="Cheaper machines that the platform may take back.")
+@click.option("--durable-storage", is_flag=True, help="With storage that survives teardown.")
+@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform; may be given again.")
 @JSON
 @runs_async
 async def offers(
     gpu: str, count: int, interruptible: bool, durable_storage: bool, platforms: tuple[str, ...], as_json: bool
 ) -> int:
-    """Compare what a GPU costs on every configured platform.
+    """Compare the price of a GPU on every configured platform.
 
-    Price, capacity, and what survives a stop; the cheapest first. A platform that does not answer is unknown. Nothing
-    is rented or reserved.
+    Shows price, capacity and the storage that survives a stop, the cheapest first. A platform that does not answer is
+    listed as unknown. Nothing is rented or reserved.
     """
     from gpuwarden.core.models import Resources
     from gpuwarden.interfaces import results
@@ -168,9 +168,9 @@ async def offers(
     default=15,
     show_default=True,
     metavar="SECONDS",
-    help="How often it looks.",
+    help="Interval between rounds.",
 )
-@click.option("--install", is_flag=True, help="Run it as a service of this account, from now on.")
+@click.option("--install", is_flag=True, help="Install it as a service of this account.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
 @click.option("--keys", type=click.Path(path_type=Path), default=None, help="A private file of NAME=VALUE lines.")
 @click.option("--beside", type=int, hidden=True, help="The process id of the server that starts it.")
@@ -179,10 +179,11 @@ async def offers(
 async def watch(
     once: bool, every_s: float, install: bool, uninstall: bool, keys: Path | None, beside: int | None, as_json: bool
 ) -> int:
-    """Move every job on, and say what needs a person.
+    """Advance every job, and alert the user to problems.
 
-    An idle GPU, a stall, a failure, a finished job that bills, a cap that is met. It copies and proves what jobs saved.
-    It ends a machine only by automatic teardown. Alerts go to the ledger and where the policy's [watch] says.
+    Alerts are raised for an idle GPU, a stall, a failure, a finished job that is still billed, and a reached cap. The
+    watch also copies and proves the outputs of jobs. It ends a machine only by automatic teardown. Alerts go to the
+    ledger and to the targets in the policy's [watch].
     """
     import anyio
 
@@ -206,7 +207,7 @@ async def watch(
         for name, value in read_keys(keys).items():
             os.environ.setdefault(name, value)
     if as_json and not once:
-        raise BadRequest("--json prints one object, and a watch has no end", "Use --once --json, or leave --json out.")
+        raise BadRequest("--json prints one object, but a watch never ends", "Use --once --json, or leave --json out.")
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
@@ -232,7 +233,7 @@ async def watch(
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 
-    with live_overview(ctx, without_secrets) as redraw:  # news scroll by above it
+    with live_overview(ctx, without_secrets) as redraw:  # alerts scroll above it
 
         def tell_and_redraw(done: Round) -> None:
             show(done)

@@ -1,4 +1,4 @@
-"""Print replies for a person at a terminal."""
+"""Print replies at a terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PIPED = 160
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal; for a pipe or a file wide enough that no name is broken."""
+    """Return a console as wide as the terminal, or wide enough to break no name if the output is a pipe or a file."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
 
@@ -77,7 +77,7 @@ COLORS = {
 
 
 def shown(text: str) -> str:
-    """Return text that is safe to print: without cursor movements, markup and the marks of a quotation."""
+    """Return text that is safe to print: without cursor movements, markup and quotation marks."""
     return escape(unquoted(plain(text)))
 
 
@@ -88,12 +88,12 @@ def colored(word: str) -> str:
 
 
 def when(at: float | None) -> str:
-    """Format a time of this computer's zone, to the second."""
+    """Format a time in the local time zone, to the second."""
     return local(at, "%Y-%m-%d %H:%M:%S")
 
 
 def failed(reply: ErrorReply) -> None:
-    """Print an error: what happened, what is known, what to do next."""
+    """Print an error: its code, message, findings and next step."""
     err.print(f"[red bold]{shown(reply.code)}[/] {shown(reply.message)}")
     if isinstance(reply, RefusalReply):
         _findings(reply.findings, err)
@@ -119,7 +119,7 @@ def _hint(reply: Result | AlertReply, console: Console = out) -> None:
 
 
 def warnings(reply: Result) -> None:
-    """Print a reply's warnings, before everything else of it."""
+    """Print a reply's warnings, before the rest of it."""
     for text in getattr(reply, "warnings", ()):
         out.print(f"[yellow]warning[/] {shown(text)}", soft_wrap=True)
 
@@ -143,12 +143,12 @@ def submitted(reply: SubmitReply) -> None:
         worst = at_most(choice.worst_cost_usd, reply.automatic_teardown)
         out.print(f"  on {shown(where)}: {usd_per_hour(choice.price_usd_per_hour)}, {worst}")
     if reply.receipt:
-        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")
+        out.print(f"receipt [bold]{reply.receipt}[/], valid until {when(reply.receipt_expires_at)} {zone()}")
     message(reply)
 
 
 def rehearsal(reply: RehearsalReply) -> None:
-    """Print what came of a rehearsal: how far it came, what was not the real thing, and where it failed."""
+    """Print the result of a rehearsal: the stages reached, the substitutes, and where it failed."""
     out.print(" ".join(["[dim]reached[/]", *(f"[green]{shown(stage)}[/]" for stage in reply.reached)]))
     for text in reply.substitutes:
         out.print(f"[dim]substitute[/] {shown(text)}")
@@ -164,7 +164,7 @@ def rehearsal(reply: RehearsalReply) -> None:
 
 
 def nodes(reply: NodesReply) -> None:
-    """Print the answer of each check of several nodes, with what is behind it, and the variables for every rank."""
+    """Print the answer of each check of several nodes with its details, and the variables for every rank."""
     colors = {"yes": "green", "no": "red", "unknown": "yellow", "note": "dim"}
     for check, found in reply.checks.items():
         out.print(f"[{colors[found]}]{found:8}[/]{check.replace('_', ' ')}")
@@ -177,12 +177,12 @@ def nodes(reply: NodesReply) -> None:
     if reply.meeting_place:
         out.print(f"ranks meet at {shown(reply.meeting_place)}")
     for name, key in reply.new_host_keys.items():
-        out.print(f"[yellow]first contact[/] with {shown(name)}: compare its host key {shown(key)} with what you know")
+        out.print(f"[yellow]first contact[/] with {shown(name)}: verify its host key {shown(key)}")
     message(reply)
 
 
 def reported(reply: MetricsReply) -> None:
-    """Print what a job reported: a line for each metric, then the alerts."""
+    """Print the metrics that a job reported, one per line, then its alerts."""
     for one in reply.metrics:
         step = f"step {one.step:,}" if one.step is not None else "no steps"
         value = "not finite" if one.last is None else f"{one.last:.4g}"
@@ -195,14 +195,14 @@ def reported(reply: MetricsReply) -> None:
 
 
 FIGURES: Final = 52
-"""Columns that the figures of a fan-out's table take."""
+"""Width in columns of the figures in a fan-out's table."""
 
 
 def fanned_out(reply: SubmitReply) -> None:
-    """Print a fan-out: a row for each configuration with its spread, then the cells that need a look."""
+    """Print a fan-out: a row for each configuration with its spread, then the cells with a problem."""
     _findings(reply.findings)
     if reply.receipt:
-        out.print(f"receipt [bold]{reply.receipt}[/], good until {when(reply.receipt_expires_at)} {zone()}")
+        out.print(f"receipt [bold]{reply.receipt}[/], valid until {when(reply.receipt_expires_at)} {zone()}")
     fan = reply.fan_out
     assert fan is not None
     if fan.table:
@@ -210,7 +210,7 @@ def fanned_out(reply: SubmitReply) -> None:
         metric = next((row.metric for row in fan.table if row.metric), "objective")
         axes = list(fan.table[0].settings)
         wide = sum(max(len(name), *(len(row.settings.get(name, "")) for row in fan.table)) + 2 for name in axes)
-        apart = bool(axes) and wide <= out.width - FIGURES  # else a column of words that are folded
+        apart = bool(axes) and wide <= out.width - FIGURES  # otherwise one column that wraps
         for name in axes if apart else ["settings"]:
             table.add_column(shown(name), overflow="fold")
         for head in ("proven", shown(metric), "std", "lowest", "highest"):
@@ -252,7 +252,7 @@ def checked(reply: CheckReply) -> None:
             out.print(f"  {shown(text)}")
     if reply.kept:
         what = f"{counted(reply.kept.files, 'file')}, {reply.kept.bytes:,} bytes" if reply.kept.files else "unknown"
-        out.print(f"  kept in [bold]{shown(reply.kept.store)}[/]: {what}")
+        out.print(f"  uploaded to [bold]{shown(reply.kept.store)}[/]: {what}")
         for text in (*reply.kept.newest, *([reply.kept.why] if reply.kept.why else ())):
             out.print(f"    [dim]{shown(text)}[/]")
     if reply.log:
@@ -292,7 +292,7 @@ def _diagnoses(rows: list[DiagnosisReply]) -> None:
 
 
 def diagnosed(reply: DiagnoseReply) -> None:
-    """Print what a log says about the end of its run, and the entries that fit."""
+    """Print how the run of a log ended, and the entries that match."""
     failure = reply.failure
     raised = failure.exception
     where = f"{raised.package} {raised.version}".strip() if raised else ""
@@ -336,7 +336,7 @@ def _meter(meter: MeterReply) -> str:
 
 def pulled(reply: PullReply) -> None:
     """Print the reply to a pull."""
-    sent = f"{reply.bytes_sent:,} travelled"
+    sent = f"{reply.bytes_sent:,} transferred"
     out.print(f"{counted(reply.files, 'file')}, {reply.bytes:,} bytes in [bold]{shown(reply.dest)}[/] ({sent})")
     for name in reply.missing:
         out.print(f"  [yellow]does not exist on the machine:[/] {shown(name)}")
@@ -401,7 +401,7 @@ def offered(reply: OffersReply) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("platform", "price", "capacity"):
         table.add_column(head, no_wrap=True)
-    table.add_column("a stop spares", overflow="fold")
+    table.add_column("kept by a stop", overflow="fold")
     table.add_column("", overflow="fold")
     for row in reply.offers:
         kept = shown(", ".join(row.survives_stop or ()) or "nothing")
@@ -411,7 +411,7 @@ def offered(reply: OffersReply) -> None:
             shown(row.platform),
             usd_per_hour(row.price_usd_per_hour),
             f"[{_CAPACITY[row.capacity]}]{row.capacity.replace('_', ' ')}[/]",
-            kept + (" [dim](bills on)[/]" if row.bills_when_stopped else ""),
+            kept + (" [dim](still billed)[/]" if row.bills_when_stopped else ""),
             f"[dim]{shown(row.note)}[/]",
         )
     if reply.offers:
@@ -420,7 +420,7 @@ def offered(reply: OffersReply) -> None:
 
 
 def hooks(reply: HooksReply) -> None:
-    """Print where the guard is installed, and what it can't do."""
+    """Print where the guard is installed, and its limits."""
     for client, state in reply.clients.items():
         out.print(f"{client:8} {shown(state):15} [dim]{shown(reply.files.get(client, ''))}[/]")
     message(reply)
@@ -438,7 +438,7 @@ def tokens(reply: TokensReply) -> None:
 
 
 def setup(reply: SetupReply) -> None:
-    """Print what is added to which file, and how each client and its guard are then."""
+    """Print the lines added to each file, and the state of each client and its guard."""
     for change in reply.changes:
         out.print(f"[bold]{shown(change.file)}[/], after line {change.after_line}:", soft_wrap=True)
         for row in change.added:
@@ -527,7 +527,7 @@ def entry(reply: EntryReply) -> None:
         "symptom": reply.symptom,
         "cause": reply.cause,
         "fix": reply.fix,
-        "a log says": "\n".join(reply.examples),
+        "log lines": "\n".join(reply.examples),
         "see also": "\n".join(f"{other} {title}" for other, title in reply.see.items()),
         "scope": ", ".join(reply.scope),
         "source": "\n".join(reply.source) + f"\nread in {reply.verified}; page {reply.uri}",
@@ -540,7 +540,7 @@ def entry(reply: EntryReply) -> None:
 
 
 def issues(reply: IssuesReply) -> None:
-    """Print what needs a person's attention, one on a line, as compilers do."""
+    """Print the issues, one per line, as compilers do."""
     for row in reply.issues:
         mark = "[red]urgent[/] " if row.urgent else ""
         out.print(f"{shown(row.file)}:{row.line}: {mark}{shown(row.message)} [dim]({row.kind})[/]", soft_wrap=True)
@@ -548,13 +548,13 @@ def issues(reply: IssuesReply) -> None:
 
 
 def draft(reply: DraftReply) -> None:
-    """Print a drafted entry as its page has it, so that it can be copied."""
+    """Print a drafted entry in the form of its page, so that it can be copied."""
     out.print(shown(reply.text), soft_wrap=True)
     message(reply)
 
 
 def lesson(reply: LessonReply) -> None:
-    """Print the evidence of a failed job, what it does not show, and the draft made from it."""
+    """Print the evidence of a failed job, its gaps, and the draft made from it."""
     out.print(f"[bold]{shown(reply.job)}[/] on {shown(reply.platform)} [dim]{shown(', '.join(reply.versions))}[/]")
     again = f"failed the same way: {', '.join(reply.again)}" if reply.again else ""
     worked = f"worked: {reply.fixed_by}" if reply.fixed_by else ""
@@ -574,7 +574,7 @@ def platforms(titles: dict[str, str]) -> None:
         if not name.startswith("rehearsal/"):
             table.add_row(f"[bold]{shown(name)}[/]", shown(title))
     if any(name.startswith("rehearsal/") for name in titles):
-        table.add_row("[bold]rehearsal/NAME[/]", "A rented one of these, simulated on this machine with pretend money")
+        table.add_row("[bold]rehearsal/NAME[/]", "Any rented platform, simulated on this machine with pretend money")
     out.print(table)
     out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one.")
 
@@ -595,7 +595,7 @@ _TABLE = re.compile(r"^\|.*\n\| ---.*\n(?:\|.*\n)+", re.MULTILINE)
 
 
 def _as_list(table: re.Match[str]) -> str:
-    """Return a wide table as a list, because a terminal would cut its cells off."""
+    """Return a wide table as a list, because a terminal would truncate its cells."""
     head, _, *rows = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table[0].split("\n")[:-1])
     if len(head) <= 3:
         return table[0]
@@ -604,7 +604,7 @@ def _as_list(table: re.Match[str]) -> str:
 
 
 def notes(reply: NotesReply) -> None:
-    """Print the notes as lines, each with the key that sets it."""
+    """Print the notes, one per line, each with its key."""
     for key, value in _flat(reply.notes):
         out.print(f"[bold]{shown(key)}[/] {shown(str(value))}", soft_wrap=True)
     out.print(f"[dim]{shown(reply.path)}[/]", soft_wrap=True)
@@ -634,7 +634,7 @@ def doctor(reply: Any) -> None:
 def policy(reply: PolicyReply) -> None:
     """Print the policy file in force and its values."""
     _settings(reply)
-    since = f", as it is since {when(reply.since)} {zone()}" if reply.since else ""
+    since = f", unchanged since {when(reply.since)} {zone()}" if reply.since else ""
     out.print(f"[bold]{escape(reply.file)}[/] {reply.digest}{since}", soft_wrap=True)
     message(reply)
 
@@ -650,7 +650,7 @@ def _settings(reply: Any) -> None:
 
 @contextlib.contextmanager
 def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show a progress bar for a transfer, on a terminal only."""
+    """Show a progress bar for a transfer if standard error is a terminal."""
     if quiet or not err.is_terminal:
         yield None
         return
@@ -666,7 +666,7 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 @contextlib.contextmanager
 def count_bar(quiet: bool, what: str) -> Iterator[ByteCount | None]:
-    """Show a count of bytes, of a total once that is known, on a terminal only. Several threads may advance it."""
+    """Show a count of bytes if standard error is a terminal, with a total once it is known. Safe for threads."""
     if quiet or not err.is_terminal:
         yield None
         return

@@ -1,7 +1,7 @@
-"""The demo: one training job's whole life on a rehearsal of a rented platform. Nothing in it is staged.
+"""The demo: the whole life of one training job on a rehearsal of a rented platform.
 
-The processes, files, digests and refusals are real, through the same use cases that the tools and commands call. Only
-the money is pretend. Folder, policy and ledger are the demo's; it touches no others.
+The processes, files, digests and refusals are real and come from the same use cases that the tools and commands call.
+Only the money is pretend. The demo uses a folder, policy and ledger of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PATIENCE_S = 180.0
 
 @dataclass
 class Stage:
-    """Prints the steps of the demo. With `quiet` nothing is printed."""
+    """Prints the steps of the demo, or nothing if `quiet`."""
 
     console: Console
     quiet: bool
@@ -78,11 +78,11 @@ class Stage:
 
 
 Story = Callable[[Path, Stage], Awaitable[dict[str, Any]]]
-"""Plays in a folder and returns what really happened; `ok` is true where it went as it has to."""
+"""Plays in a folder and returns the measured results; `ok` is true if they are the expected ones."""
 
 
 async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:
-    """Play a whole story; returns the exit code. With `as_json` the last line is one JSON object."""
+    """Play a whole story and return the exit code. With `as_json` the last line is one JSON object."""
     stage = Stage(Console(highlight=False, stderr=as_json), quiet=as_json and not os.isatty(2))
     with _folder(keep) as home:
         try:
@@ -94,7 +94,7 @@ async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:
         if as_json:
             print(json.dumps(result))
         elif keep:
-            stage.console.print(f"\nEverything is kept in {escape(str(home))}.")
+            stage.console.print(f"\nAll files are kept in {escape(str(home))}.")
     return 0 if result["ok"] else 1
 
 
@@ -110,7 +110,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     """Play one job's whole life: refused, accepted, interrupted, resumed, proven, approved, gone."""
-    # The demo's script is part of gpuwarden, so it may run where no sandbox works; it is said.
+    # The demo's script is part of gpuwarden, so it may run without a sandbox; the demo reports that.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
@@ -120,7 +120,7 @@ async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     faults = Faults(faults=(Fault(kind="preempt", step=INTERRUPTED_AT),))
     profile = ctx.profile(PLATFORM)
     Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings, faults=faults)
-    stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of yours is {MINUTES_PER_SECOND} min on the meter[/]")
+    stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of real time is {MINUTES_PER_SECOND} min on the meter[/]")
     await say_sandbox(stage)
     refused, job = await _submit_jobs(ctx, stage)
     job = await _watch_training(ctx, stage, job)
@@ -138,8 +138,8 @@ async def say_sandbox(stage: Stage) -> None:
         stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
     else:
         stage.say(
-            "[dim]no sandbox works on this machine: the demo's own script runs without one; an agent's job would be "
-            "refused[/]"
+            "[dim]no sandbox works on this machine: the demo's own script runs without one, but an agent's job would "
+            "be refused[/]"
         )
 
 
@@ -147,9 +147,9 @@ async def say_sandbox(stage: Stage) -> None:
 
 
 async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord]:
-    """Submit a job that is refused, then the good one. Return the rules that refused the first, and the second."""
+    """Submit a bad job and a good one. Return the rules that refused the first, and the second job."""
     stage.act("An agent submits a job in a hurry")
-    fake = "hf_" + "x" * 34  # the shape of a token, and nobody's
+    fake = "hf_" + "x" * 34  # the format of a token, but not a real one
     spec = JobSpec(name="hurry", platform=PLATFORM, script="import torch\nprint('training')\n", env={"HF_TOKEN": fake})
     try:
         await submit(ctx, spec)
@@ -161,7 +161,7 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
     for f in blocking:
         stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
 
-    stage.act("The same agent does it properly")
+    stage.act("The agent submits it properly")
     spec = demo_spec()
     checked = await submit(ctx, spec)
     for f in checked.findings:
@@ -177,7 +177,7 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
 
 
 def demo_spec() -> JobSpec:
-    """Return the good job: a character model that trains on our own profile pages."""
+    """Return the good job: a character model that trains on the shipped profile pages."""
     text = "\n".join(f.read_text("utf-8") for f in sorted(data_dir("profiles").glob("*.md")))
     script = (data_dir("skills") / "gpu-training" / "examples" / "train_char_model.py").read_text("utf-8")
     return JobSpec(
@@ -196,7 +196,7 @@ def demo_spec() -> JobSpec:
 
 
 async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobRecord:
-    stage.act("It trains, is interrupted as this platform interrupts, and resumes")
+    stage.act("The job trains, is interrupted as on this platform, and resumes")
     deadline = ctx.clock.now() + PATIENCE_S
     state = job.state
     with _bar(stage) as show:
@@ -207,7 +207,7 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
                 state = seen.job.state
                 if state is Job.PREEMPTED:
                     why = escape(seen.job.why)
-                    stage.say(f"[yellow]interrupted[/]: {why}; the disk stays, the process is dead")
+                    stage.say(f"[yellow]interrupted[/]: {why}; the disk stays, the process ended")
                 elif state is Job.RUNNING:
                     again = f", attempt {seen.job.attempt}: the identical command" if seen.job.attempt > 1 else ""
                     stage.say(f"[green]running[/]{again}")
@@ -229,7 +229,7 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
 
 @contextlib.contextmanager
 def _bar(stage: Stage) -> Iterator[Callable[[int | None, float | None, float | None, str], None]]:
-    """Show a bar with step, loss and the running meter; nothing where nobody watches."""
+    """Show a bar with step, loss and cost; nothing without a terminal."""
     if stage.quiet or not stage.console.is_terminal:
         yield lambda step, loss, cost, state: None
         return
@@ -254,19 +254,19 @@ async def _claim_done(ctx: Context, stage: Stage, job: JobRecord) -> list[str]:
     view = await request(ctx, job.id, "terminate")
     if view.record.state is not Teardown.BLOCKED:
         raise WardenError("the demo's early teardown was not refused")
-    stage.say("[red]refused[/]; the machine is untouched and its meter is still running")
+    stage.say("[red]refused[/]; the machine still runs and is still billed")
     for f in (f for f in view.findings if f.blocks):
         stage.say(f"  [bold]{f.rule}[/] {escape(f.message)}")
     return sorted({f.rule for f in view.findings if f.blocks})
 
 
 async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[PullResult, bool, Report]:
-    """Pull, damage a copy, pull again. Return the first pull, if the damage was caught, and the last report."""
-    stage.act("It pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
+    """Pull, damage a copy, pull again. Return the first pull, whether the damage was caught, and the last report."""
+    stage.act("The agent pulls the artifacts; every copy is compared by sha256 with a manifest made on the machine")
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
-    stage.say(f"its log, pulled as well, says that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
+    stage.say(f"according to its log, also pulled, it resumed at step {', '.join(map(str, _resumed(pulled)))}")
 
     stage.act("One byte of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
@@ -277,16 +277,16 @@ async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[Pul
     stage.say(f"teardown: [red]{view.record.state}[/] by {', '.join(f.rule for f in view.findings if f.blocks)}")
     caught = report.verdict == "refuted" and view.record.state is Teardown.BLOCKED
 
-    stage.act("It pulls again: only the broken file travels. Then it verifies")
+    stage.act("The agent pulls again, which transfers only the damaged file, then verifies")
     again = await pull(ctx, job.id)
-    stage.say(f"{again.received.bytes_sent:,} bytes travelled, {again.received.bytes_skipped:,} were equal already")
+    stage.say(f"{again.received.bytes_sent:,} bytes transferred, {again.received.bytes_skipped:,} already equal")
     report = await verify_job(ctx, job.id, Level.LOAD)
     _show_report(stage, report)
     return pulled, caught, report
 
 
 def _flip(file: Path) -> None:
-    """Change one bit inside a tensor; sizes and headers stay as they are."""
+    """Flip one bit inside a tensor; sizes and headers stay the same."""
     content = bytearray(file.read_bytes())
     content[len(content) * 3 // 4] ^= 0x10
     file.write_bytes(content)
@@ -301,7 +301,7 @@ def _show_report(stage: Stage, report: Report) -> None:
 
 
 async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> tuple[TeardownView, str]:
-    stage.act("It asks for teardown again; now a person is asked")
+    stage.act("The agent asks for teardown again; now the user is asked for approval")
     view = await request(ctx, job.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
@@ -310,9 +310,9 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
         with open_terminal() as terminal:
             await ask(ctx, view.record.id, terminal)
     else:
-        why = "--yes was given" if yes else "there is no terminal here, so nobody can be asked"
-        stage.say(f"[yellow]{why}[/]: the demo says yes itself")
-        stage.say("recorded as channel rehearsal, which counts for pretend machines only")
+        why = "--yes was given" if yes else "no terminal is available to ask the user"
+        stage.say(f"[yellow]{why}[/]: the demo approves it itself")
+        stage.say("recorded as channel rehearsal, which is valid for simulated machines only")
         by = "the flag --yes" if yes else "the demo, without a terminal"
         await approve(ctx, view.record.id, view.record.digest, channel=channel, by=by)
 
@@ -322,15 +322,15 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
         await ctx.clock.sleep(LOOK_S)
         view = await proceed(ctx, view.record.id)
     if view.record.state is not Teardown.VERIFIED_STOPPED:
-        raise WardenError(f"the demo's machine was not seen gone: {view.record.state}")
-    stage.say("[green]verified stopped[/]: asked, then seen gone twice")
+        raise WardenError(f"the end of the demo's machine was not confirmed: {view.record.state}")
+    stage.say("[green]verified stopped[/]: two polls of the platform confirm that the machine is gone")
     return view, channel
 
 
 def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.act("The bill and the ledger")
     stage.say(
-        f"cost {usd(view.lease.cost)} of pretend money, for the machine from start to end; {ctx.ledger.count()} events"
+        f"cost {usd(view.lease.cost)} of pretend money for the machine from start to end; {ctx.ledger.count()} events"
     )
     if stage.quiet:
         return
@@ -344,7 +344,7 @@ def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> Non
 
 
 def _resumed(pulled: PullResult) -> list[int]:
-    """Return the steps at which the training script says that it resumed."""
+    """Return the steps at which the training script logged that it resumed."""
     log = pulled.log.read_text("utf-8") if pulled.log else ""
     return [int(n) for n in re.findall(r"^resumed at step (\d+)$", log, re.MULTILINE)]
 
@@ -360,7 +360,7 @@ def _result(
     view: TeardownView,
     channel: str,
 ) -> dict[str, Any]:
-    """Return what happened, read from the ledger, the log and the files."""
+    """Return the results, read from the ledger, the log and the files."""
     preemptions = len(ctx.ledger.events(job.subject, kind=JobPreempted))
     resumed = _resumed(pulled)
     lease = lease_now(ctx, view.lease.id)

@@ -1,4 +1,4 @@
-"""Show the settings in force with their origins, and check what they need on this machine."""
+"""Show the settings in force with their origins, and check their requirements on this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckedReply(BaseModel):
 
 
 class LedgerReply(Result):
-    """Result of a walk over the whole ledger. `first_broken` is the number of the first event that does not fit."""
+    """Result of a check of the whole ledger. `first_broken` is the number of the first invalid event."""
 
     path: str
     events: int
@@ -64,7 +64,7 @@ class DoctorReply(WarnedReply):
 
 
 async def examine_ledger() -> LedgerReply:
-    """Walk the ledger's whole chain of hashes and compare what follows from it. Raises LedgerError without a ledger."""
+    """Verify the ledger's whole hash chain and the tables derived from it. Raises LedgerError without a ledger."""
     ctx = open_context("doctor")
     found = await to_thread.run_sync(audit, ctx.ledger)
     reply = LedgerReply(path=str(ctx.ledger.path), events=ctx.ledger.count())
@@ -77,32 +77,32 @@ async def examine_ledger() -> LedgerReply:
         reply = reply.model_copy(update={"ok": False, "message": f"{doubt.message[:1].upper()}{doubt.message[1:]}."})
     elif found.differs:
         names = ", ".join(found.differs)
-        reply = reply.model_copy(update={"ok": False, "message": f"The table {names} does not follow from the events."})
+        reply = reply.model_copy(update={"ok": False, "message": f"The table {names} does not match the events."})
     if reply.ok:
         return reply.model_copy(update={"message": f"The chain of {counted(reply.events, 'event')} is whole."})
     return reply.model_copy(update={"code": "ledger_damaged", "next": steps(doubt.hint if doubt else _RESTORE)})
 
 
 _BROKEN: Final[dict[BreakCode, str]] = {
-    "changed": "was changed, or one before it was: its hash does not fit",
+    "changed": "or an earlier one was changed: its hash does not match",
     "missing": "is missing",
-    "undecodable": "holds bytes that are not text",
+    "undecodable": "contains bytes that are not text",
 }
 _RESTORE: Final = (
-    "Nothing after it can be relied on. Bring a copy of the ledger back, and look at every platform's console: "
-    "machines may be billing."
+    "No later event is reliable. Restore a copy of the ledger, and check every platform's console: machines may be "
+    "billing."
 )
 
 
 def _watch(config: Config) -> CheckedReply:
-    """Check for a watch: without one nobody carries out automatic teardown, and no alert is sent."""
+    """Check that a watch runs: without one, automatic teardown does not happen and no alert is sent."""
     found, needed = watch_service.runs(config.home), config.policy.teardown.automatic != "off"
     ok = found.leads or found.installed or not needed
-    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown waits for one"))
+    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown needs one"))
 
 
 async def examine() -> DoctorReply:
-    """Check the configuration and what it needs. Raises BadRequest for a policy that can't be read."""
+    """Check the configuration and its requirements. Raises BadRequest for a policy that can't be read."""
     config = load_config()
     ledger = _ledger(config)  # makes the home folder at first use
     other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
@@ -133,13 +133,13 @@ async def examine() -> DoctorReply:
         ok=not bad,
         code="ok" if not bad else "failed",
         message="" if not bad else f"Not usable: {', '.join(bad)}.",
-        hint="Do what the check says." if bad else "" if config.policy_file.exists() else NO_POLICY,
+        hint="Fix the failed checks." if bad else "" if config.policy_file.exists() else NO_POLICY,
         settings=setting_rows(config),
         checks=checks,
     )
     try:
         found = notices(open_context("doctor"))
-    except WardenError:  # which the check of the ledger names
+    except WardenError:  # the check of the ledger reports it
         found = config.notices
     return warned(reply, found, in_commands)
 
@@ -163,19 +163,19 @@ def setting_rows(config: Config) -> list[SettingReply]:
     return places + values
 
 
-NO_POLICY = "There is no policy file, so every spending is a question. docs/policy.md shows one."
+NO_POLICY = "No policy file exists, so every spending needs approval. docs/policy.md shows an example."
 PROGRAMS = (
-    ("uv", "starts the plugins of Claude Code, Codex and Gemini, and runs scripts whose packages are not here"),
-    ("ssh", "reaches real machines"),
+    ("uv", "starts the plugins of Claude Code, Codex and Gemini, and runs scripts whose packages are not installed"),
+    ("ssh", "connects to real machines"),
 )
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
-    """Show a value of the policy; of the PIN's hash and of a webhook's address only whether there is one.
+    """Format a value of the policy; for the PIN's hash and a webhook's address, only whether it is set.
 
-    A weak channel of approval is named as such.
+    A weak approval channel is marked as such.
     """
-    if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as good as its key
+    if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as secret as its key
         return "set" if value else "not set"
     if isinstance(value, tuple):
         value = tuple(f"{name} (weak: a script can answer it)" if name in WEAK else name for name in value)
@@ -204,7 +204,7 @@ def _notes() -> CheckedReply:
 
 
 def _server(config: Config) -> CheckedReply:
-    """Say where the HTTP server of this ledger listens, and how many tokens there are."""
+    """Report the address of this ledger's HTTP server and the number of its tokens."""
     try:
         where = f"at {running_server(config.home).url}"
     except NotFound:
@@ -217,31 +217,31 @@ def _server(config: Config) -> CheckedReply:
 
 
 def other_servers(config: Config) -> list[str]:
-    """Name the running servers that have another ledger or policy file than this shell, a sentence each."""
+    """Describe the running servers that use another ledger or policy file than this shell, one sentence each."""
     found = elsewhere(absolute(config.home), config.policy_file)
     return [Notice("other_server", s.title, s.home, about=s.policy).text for s in found]
 
 
 def _sandbox(policy: Policy) -> CheckedReply:
-    """Check what keeps the jobs of this machine in, and what it leaves open."""
+    """Check which sandbox confines local jobs, and which gaps it has."""
     found = detect()
     if found.kind is Kind.NONE:
-        then = "jobs run without one, since the policy allows it" if policy.local.unsandboxed else "no job runs here"
+        then = "jobs run without one, as the policy allows" if policy.local.unsandboxed else "no job runs here"
         return CheckedReply(what="sandbox", ok=False, found=f"none works ({found.why}); {then}")
     opened = [OPEN[found.kind]] if found.kind in OPEN else []
-    opened += ["the policy gives jobs the network"] if policy.local.network else []
+    opened += ["the policy gives jobs network access"] if policy.local.network else []
     told = f"; {'; '.join(opened)}" if opened else ""
     return CheckedReply(what="sandbox", ok=True, found=f"{found.kind} {found.program}".rstrip() + told)
 
 
 OPEN = {
-    Kind.LANDLOCK: "it leaves UDP open, and Unix sockets that have a path",
+    Kind.LANDLOCK: "it does not block UDP, nor Unix sockets that have a path",
     Kind.SANDBOX_EXEC: "gpuwarden's tests have never run it",
 }
 
 
 def plugin_rows() -> list[CheckedReply]:
-    """Load every plug-in. Return a row with their numbers, and one for each that is broken or comes from a package."""
+    """Load every plug-in. Return a row with counts, and one for each that is broken or comes from another package."""
     from gpuwarden.backends.base import BACKENDS
     from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
     from gpuwarden.providers.base import PROVIDERS

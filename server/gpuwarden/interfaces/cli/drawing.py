@@ -1,4 +1,4 @@
-"""Times, durations and curves in a few characters, and a job's progress made of them."""
+"""Format times, durations and curves in a few characters, and a job's progress from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CURVE = 24
 
 
 def local(at: float | None, form: str = "%H:%M") -> str:
-    """Format a time of this computer's zone; `-` outside of the calendar."""
+    """Format a time in the local time zone; `-` for None or a time that the calendar can't represent."""
     try:
         return datetime.fromtimestamp(at).astimezone().strftime(form) if at is not None else "-"
     except (OverflowError, ValueError, OSError):
@@ -28,7 +28,7 @@ def local(at: float | None, form: str = "%H:%M") -> str:
 
 
 def zone() -> str:
-    """Return the name of this computer's time zone now."""
+    """Return the name of the current local time zone."""
     return datetime.now().astimezone().strftime("%Z")
 
 
@@ -43,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def sparkline(values: list[float], width: int = CURVE) -> str:
-    """Return a curve as a row of blocks, each the mean of its part of the values."""
+    """Return a curve as a row of blocks, each the mean of a part of the values."""
     if len(values) < 2:
         return ""
     width = min(width, len(values))
@@ -54,7 +54,7 @@ def sparkline(values: list[float], width: int = CURVE) -> str:
 
 
 def ending_of(found: EndingReply) -> list[str]:
-    """Return the lines on what a person decided in advance about a machine's end."""
+    """Return the lines on a job's automatic teardown and self-stop."""
     lines = []
     if found.automatic_teardown:
         origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
@@ -65,15 +65,15 @@ def ending_of(found: EndingReply) -> list[str]:
             after = f"at {local(found.ends_at)} {zone()}"
         text = f"automatic teardown: {found.automatic_teardown} the machine {after} ({origin})"
         if found.objected_at is not None:
-            text = f"automatic teardown to {found.automatic_teardown} is void since {local(found.objected_at)} {zone()}"
+            text = f"automatic teardown to {found.automatic_teardown}: canceled {local(found.objected_at)} {zone()}"
         lines.append(text)
     if found.parks_after_minutes is not None:
-        lines.append(f"the machine stops itself {span(found.parks_after_minutes * 60)} after the job, if nobody comes")
+        lines.append(f"self-stop: {span(found.parks_after_minutes * 60)} after the job if gpuwarden does not connect")
     return lines
 
 
 def progress_parts(line: JobLineReply) -> list[str]:
-    """Return how far one job of a list is: its step, its loss, the time that is left, its GPU."""
+    """Return the progress of one listed job: its step, loss, remaining time and GPU use."""
     parts = []
     if line.step is not None:
         parts.append(f"step {line.step:,}" + (f"/{line.total_steps:,}" if line.total_steps else ""))
@@ -84,18 +84,18 @@ def progress_parts(line: JobLineReply) -> list[str]:
 
 
 def billing_now(reply: StatusReply) -> str:
-    """Return what bills now by the hour. A price that is not known is named, never counted as nothing."""
+    """Return the current cost per hour. Machines at an unknown price are counted separately, never as free."""
     billing = [line for line in (*reply.running, *reply.ended) if line.billing]
     real = [line for line in billing if not line.pretend]
     if not real:
-        return "only rehearsals bill" if billing else "no instance bills"
+        return "only rehearsals are billed" if billing else "no instance is billed"
     unknown = sum(line.price_usd_per_hour is None for line in real)
     more = f" and {counted(unknown, 'machine')} at an unknown price" if unknown else ""
     return f"now {usd_per_hour(reply.spending.usd_per_hour)}{more}"
 
 
 def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines below a job's state: how far, how long, at what cost, its curve and its proof."""
+    """Return the lines below a job's state: progress, time, cost, curve and proof."""
     lines = []
     if reply.started_at is not None:
         left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""

@@ -18,23 +18,23 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 
 @cli.command(cls=RunsScript)
 @click.argument("what", nargs=-1, required=True)
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as a100, l4 or h100x8; may come again.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as a100, l4 or h100x8; may be given again.")
 @click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="Instead of the script's.")
-@click.option("--batch-size", "batch", type=click.IntRange(1), help="Rows of one pass on one GPU.")
-@click.option("--max-length", "length", type=click.IntRange(1), help="Tokens of a row, at most.")
-@click.option("--checkpointing/--no-checkpointing", default=None, help="Whether activations are computed again.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), help="Rows per pass on one GPU.")
+@click.option("--max-length", "length", type=click.IntRange(1), help="Maximum tokens per row.")
+@click.option("--checkpointing/--no-checkpointing", default=None, help="Whether activations are recomputed.")
 @click.option("--packed/--padded", "packed", default=None, help="Whether all rows have that length, as with packing.")
 @click.option("--rank", type=click.IntRange(1), help="Rank of the adapters.")
 @click.option("--optim", "optimizer", metavar="NAME", help="Such as adamw, adafactor, paged_adamw_8bit, galore_adamw.")
 @click.option("--zero", type=click.IntRange(0, 3), help="Stage of ZeRO; 3 is FSDP's full shard.")
-@click.option("--steps", "max_steps", type=click.IntRange(1), help="Optimizer steps, for the time.")
+@click.option("--steps", "max_steps", type=click.IntRange(1), help="Optimizer steps, to estimate the time.")
 @JSON
 @runs_async
 async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Estimate the memory and the time of a training, without a GPU.
+    """Estimate the memory and the time of a training run, without a GPU.
 
-    WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings given
-    before a script replace its own; what follows it is the script's. Exit code 1: it fits on none of the named GPUs.
+    WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings before a
+    script override its own; all words after it go to the script. Exit code 1: it fits on none of the named GPUs.
     """
     from gpuwarden.interfaces.results.estimate import estimated
     from gpuwarden.lifecycle.submission.estimating import estimate as use_case
@@ -55,7 +55,7 @@ async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, 
 
 
 def _show(reply: EstimateReply) -> None:
-    """Print the interval, what it is made of as bars, and one line for each card."""
+    """Print the memory range, a bar for each part of it, and one line for each card."""
     from rich.table import Table
 
     from gpuwarden.interfaces.cli.console import out, shown

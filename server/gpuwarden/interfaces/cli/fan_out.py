@@ -14,7 +14,7 @@ from gpuwarden.interfaces.cli.base import JSON, VERBS, answer, cli, open_context
 from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 
 if TYPE_CHECKING:
-    from gpuwarden.core.fan_out import Roster
+    from gpuwarden.core.fan_out import FanOutPlan
     from gpuwarden.lifecycle.context import Context
     from gpuwarden.lifecycle.fan_out.limits import Rise
 
@@ -28,28 +28,28 @@ FOLLOW_S: Final = 5.0
 @click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each with seed 0 to N - 1.")
 @click.option("--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw settings, --trials of them.")
 @click.option("--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose, --trials times.")
-@click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many to draw.")
+@click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of draws.")
 @click.option("--maximize", is_flag=True, help="A higher objective is better.")
-@click.option("--weigh", default="", metavar="NAME", help="The setting that a cell's cost grows with.")
-@click.option("--max-machines", type=click.IntRange(1, 256), default=None, help="At a time; 1 by default.")
-@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Launch nothing beyond this.")
-@click.option("--tries", type=click.IntRange(1, 20), default=3, show_default=True, help="Machines that a cell gets.")
+@click.option("--weigh", default="", metavar="NAME", help="The setting that a cell's cost scales with.")
+@click.option("--max-machines", type=click.IntRange(1, 256), default=None, help="At the same time; default 1.")
+@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Budget; no launch exceeds it.")
+@click.option("--tries", type=click.IntRange(1, 20), default=3, show_default=True, help="Attempts per cell.")
 @click.option("--name", default=None, help="Short name; by default the script's.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A variable to pass as a secret.")
-@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder that goes along.")
-@click.option("--output", "outputs", multiple=True, metavar="PATH", help="What each cell saves, in its own folder.")
+@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload.")
+@click.option("--output", "outputs", multiple=True, metavar="PATH", help="An output of each cell, in its own folder.")
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit of one cell.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time of one cell.")
 @click.option("--gpu", default=None, help="GPU name.")
-@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="Of a machine; a cell runs on each.")
-@click.option("--interruptible", is_flag=True, help="Cheaper; a machine goes on with the cells that are not done.")
-@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machines will end.")
+@click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="GPUs per machine; each runs a cell.")
+@click.option("--interruptible", is_flag=True, help="Cheaper; a new machine continues the open cells.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machines.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--receipt", default=None, help="From a checking call, to launch exactly this roster.")
-@click.option("--follow", is_flag=True, help="Move it on until it is over.")
-@click.option("--end", is_flag=True, help="With an id: launch nothing more. What runs goes on.")
-@click.option("--resume", is_flag=True, help="With an id: go on, with other limits if given; see --cells.")
+@click.option("--receipt", default=None, help="From a checking call, to launch exactly this plan.")
+@click.option("--follow", is_flag=True, help="Advance it until it is done.")
+@click.option("--end", is_flag=True, help="With an id: launch nothing more. Running cells continue.")
+@click.option("--resume", is_flag=True, help="With an id: continue, with new limits if given; see --cells.")
 @click.option("--cells", default="", metavar="0,3,7-9", help="With --resume: only these, by their index.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="With an id: an SVG image.")
 @JSON
@@ -66,8 +66,8 @@ async def fan_out(
 ) -> int:
     """Run a script many times and prove every run.
 
-    WHAT is a script.py with its arguments, or the id of a fan-out (f...), which is shown and moved on. Options come
-    before a script: what follows it is the script's.
+    WHAT is a script.py with its arguments, or the id of a fan-out (f...) to show and advance. Options come before a
+    script: all words after it go to the script.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
@@ -82,21 +82,17 @@ async def fan_out(
     ctx = open_context()
     if is_fan_out(what[0]):
         if dry_run or (not resume and (receipt or given["max_cost_usd"] or given["max_machines"])):
-            raise BadRequest(
-                "limits and a receipt of a fan-out that exists belong to --resume, and --dry-run to a script"
-            )
+            raise BadRequest("an existing fan-out takes limits and a receipt only with --resume, and no --dry-run")
         limits = {"max_cost_usd": given["max_cost_usd"], "max_machines": given["max_machines"], "receipt": receipt}
         rise = await _resumed(ctx, what[0], _indices(cells), limits) if resume else None
         if end:
             end_fan_out(ctx, what[0], user())
         found = replace(await advance_fan_out(ctx, what[0]), rise=rise)
     elif end or plot or resume:
-        raise BadRequest(
-            "--end, --resume and --plot are about a fan-out that exists", "Give its id instead of a script."
-        )
+        raise BadRequest("--end, --resume and --plot need an existing fan-out", "Pass its id instead of a script.")
     else:
         file = below(ctx.cwd or Path.cwd(), Path(what[0]))
-        found = await use_case(ctx, _roster(what, given), dry_run=dry_run, receipt=receipt, script_file=file)
+        found = await use_case(ctx, _plan(what, given), dry_run=dry_run, receipt=receipt, script_file=file)
     while (
         follow and found.rise is None and found.now and not found.now.over and not (found.held and not found.now.live)
     ):
@@ -109,14 +105,14 @@ async def fan_out(
         from gpuwarden.lifecycle.fan_out.summary import spreads
 
         try:
-            await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.roster.base.name), "utf-8")
+            await AsyncPath(plot).write_text(drawing(spreads(found.now.fan), found.plan.base.name), "utf-8")
         except (OSError, ValueError) as error:
             raise BadRequest(f"the plot can't be written: {error}", "Try again when cells are verified.") from error
     return answer(warned(results.fanned_out(found), ctx), as_json, "fanned_out")
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:
-    """Give a fan-out other limits where some are given, then let it go on. Return higher limits that need a receipt."""
+    """Set the given limits of a fan-out, then resume it. Return higher limits that need a receipt instead."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out
     from gpuwarden.lifecycle.fan_out.limits import change_limits
@@ -133,23 +129,23 @@ def _indices(text: str) -> list[int]:
     for part in filter(None, text.split(",")):
         low, between, high = part.partition("-")
         if not (low.isdecimal() and (high.isdecimal() or not between)) or max(map(len, (low, high))) > 4:
-            raise BadRequest(f"{part!r} is not an index, or a range of them like 7-9")
+            raise BadRequest(f"{part!r} is not an index or a range such as 7-9")
         found += range(int(low), int(high or low) + 1)
     return found
 
 
-def _roster(what: tuple[str, ...], given: dict[str, Any]) -> Roster:
-    """Return the roster that the options describe. Raises BadRequest for one that can't be, or that collides."""
-    from gpuwarden.core.fan_out import Roster, Search, drawn, first_problem, grid, gridded, roster_of
+def _plan(what: tuple[str, ...], given: dict[str, Any]) -> FanOutPlan:
+    """Return the plan that the options describe. Raises BadRequest for an impossible or contradictory one."""
+    from gpuwarden.core.fan_out import FanOutPlan, Search, drawn, first_problem, grid, gridded, plan_of
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
 
     program, *args = what
     axes, draws, tuned = (_pairs(given.pop(name)) for name in ("axes", "draws", "tuned"))
     if not program.endswith(".py") or given["platform"] is None:
-        raise BadRequest("a fan-out runs a script.py and needs a platform", "Name the script, and --on PLATFORM.")
+        raise BadRequest("a fan-out needs a script.py and a platform", "Pass the script, and --on PLATFORM.")
     if sum(map(bool, (axes, draws, tuned))) > 1 or not (axes or draws or tuned or given["seeds"]):
-        raise BadRequest("give one of --grid, --random and --tune, or --seeds alone")
+        raise BadRequest("a fan-out takes exactly one of --grid, --random and --tune, or --seeds alone")
     ours = {name: given.pop(name) for name in ("seeds", "trials", "maximize", "weigh", "max_machines", "tries")}
     budget = given["max_cost_usd"]
     env = _pairs(given.pop("envs"))
@@ -161,20 +157,20 @@ def _roster(what: tuple[str, ...], given: dict[str, Any]) -> Roster:
     try:
         if tuned:
             search = Search(space=tuned, trials=ours["trials"], maximize=ours["maximize"])
-            return build(Roster, {"base": base, "search": search, **limits})
+            return build(FanOutPlan, {"base": base, "search": search, **limits})
         if draws:
             chosen = [s | e for s in drawn(draws, ours["trials"], 0) for e in grid({}, ours["seeds"])]
-            return roster_of(base, chosen, **limits)
+            return plan_of(base, chosen, **limits)
     except ValueError as error:
-        raise BadRequest(f"the roster can't be made: {first_problem(error)}") from error
+        raise BadRequest(f"the plan is invalid: {first_problem(error)}") from error
     return gridded(base, {name: text.split(",") for name, text in axes.items()}, ours["seeds"], **limits)
 
 
 def _pairs(words: tuple[str, ...]) -> dict[str, str]:
-    """Return NAME=VALUE words as a table. Raises BadRequest for a name that comes twice, or a word without one."""
+    """Parse NAME=VALUE words into a table. Raises BadRequest for a repeated name, or a word without `=`."""
     found: dict[str, str] = {}
     for name, mark, text in (word.partition("=") for word in words):
         if not mark or name in found:
-            raise BadRequest(f"{name} needs one NAME=VALUE, once")
+            raise BadRequest(f"{name} must be given as NAME=VALUE, exactly once")
         found[name] = text
     return found

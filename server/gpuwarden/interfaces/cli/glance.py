@@ -1,4 +1,4 @@
-"""Commands that show where everything is: status, jobs, costs, wait."""
+"""Commands that show the current state: status, jobs, costs, wait."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STATES = click.Choice(
 
 
 @cli.command()
-@click.option("--offline", is_flag=True, help="Ask no platform and no machine: what the ledger has.")
+@click.option("--offline", is_flag=True, help="Show the ledger only, without polling platforms and machines.")
 @JSON
 @runs_async
 async def status(offline: bool, as_json: bool) -> int:
-    """Show what runs, waits for you, ended and bills."""
+    """Show running and ended jobs, open approvals and billing."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.overview import overview
 
@@ -31,7 +31,7 @@ async def status(offline: bool, as_json: bool) -> int:
 @click.option("--platform", default="", metavar="NAME", help="Only jobs of this platform.")
 @click.option("--project", default="", metavar="TAG", help="Only jobs of this project.")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs on a page.")
-@click.option("--after", default="", metavar="JOB", help="Go on after this job, the last of the page before.")
+@click.option("--after", default="", metavar="JOB", help="Start after this job, the last one of the previous page.")
 @JSON
 @runs_async
 async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int, after: str, as_json: bool) -> int:
@@ -59,7 +59,7 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
 @JSON
 @runs_async
 async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
-    """Show what machines cost, by day or another part."""
+    """Show the costs of machines, by day or another key."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.spending import charges, day_start
 
@@ -78,18 +78,18 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @click.argument("job_id")
 @click.option(
     "--until", type=click.Choice(["step", "state", "alert"]), default="state", show_default=True,
-    help="What to wait for: a new step, another state, a new alert. The job's end always ends the wait.",
+    help="Wait for a new step, another state or a new alert. The job's end always ends the wait.",
 )  # fmt: skip
 @click.option(
     "--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, metavar="SECONDS",
-    help="How long to wait at most.",
+    help="Maximum time to wait.",
 )  # fmt: skip
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
     """Wait for news of a job, for a bounded time.
 
-    Exit code 0: it came, 2: the time was over.
+    Exit code 0: the job has news, 2: the wait timed out.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring import wait as use_case

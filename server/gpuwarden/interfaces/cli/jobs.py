@@ -39,40 +39,38 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
 )
+@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder below this one to upload.")
 @click.option(
-    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder below this one that goes along."
-)
-@click.option(
-    "--output", "outputs", multiple=True, metavar="PATH", help="What to keep, relative to the working folder."
+    "--output", "outputs", multiple=True, metavar="PATH", help="An output to keep, relative to the working folder."
 )
 @click.option(
     "--artifact-store", default="", metavar="URL",
     help="Upload the outputs as they are saved: s3://bucket/path or hf://owner/repo/path.",
 )  # fmt: skip
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit: the estimate and 30 % more.")
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit; by default the estimate + 30 %.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option(
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
-    help="Where to run instead when there is no capacity; may come again, in order.",
+    help="Alternative to use if there is no capacity; may be given again, in order.",
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
 @click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
 @click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
-@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How the machine will end.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machine.")
 @click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
 @click.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE",
-    help="What only this platform has, see its profile; VALUE may be JSON.",
+    help="An option of this platform, see its profile; VALUE may be JSON.",
 )  # fmt: skip
-@click.option("--image", default=None, help="Container image, where the platform takes one.")
-@click.option("--region", default=None, help="Data center, region or country, in the platform's words.")
-@click.option("--namespace", default=None, help="Organization that the job runs in and bills, on Hugging Face.")
+@click.option("--image", default=None, help="Container image, if the platform takes one.")
+@click.option("--region", default=None, help="Data center, region or country, as the platform names it.")
+@click.option("--namespace", default=None, help="Organization on Hugging Face that the job runs in and is billed to.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--rehearse", is_flag=True, help="Run the script's first step on this machine before.")
-@click.option("--receipt", default=None, help="From a checking call; alone it launches what was checked.")
+@click.option("--rehearse", is_flag=True, help="First run the script's first step on this machine.")
+@click.option("--receipt", default=None, help="From a checking call; alone it launches the checked job.")
 @JSON
 @runs_async
 async def submit(
@@ -80,8 +78,8 @@ async def submit(
 ) -> int:
     """Check a job, and launch it.
 
-    WHAT is a script.py with its arguments, or a command. Options that the script declares are the script's if they
-    follow it. On a rented platform the first call prints a receipt; --receipt alone then launches.
+    WHAT is a script.py with its arguments, or a command. Options after the script that the script declares go to the
+    script. On a rented platform the first call prints a receipt; --receipt alone then launches.
     """
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
@@ -103,7 +101,9 @@ async def submit(
     ctx = open_context()
     if not what and receipt:
         if dry_run or rehearse:
-            raise BadRequest("a receipt launches what was checked; nothing was done", "Leave the other option out.")
+            raise BadRequest(
+                "--receipt alone excludes --dry-run and --rehearse; nothing was done", "Leave the other option out."
+            )
         from gpuwarden.lifecycle.fan_out.launching import FanOutResult
         from gpuwarden.lifecycle.receipts import launch_receipt
 
@@ -129,11 +129,11 @@ async def submit(
 
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return NAME=VALUE pairs as values: JSON where it is, else text. A name that comes again makes a list."""
+    """Parse NAME=VALUE pairs, each value as JSON if it is valid JSON, else as text. A repeated name makes a list."""
     found: dict[str, Any] = {}
     for name, mark, text in (pair.partition("=") for pair in pairs):
         if not mark:
-            raise BadRequest("--option takes NAME=VALUE", "`gpuwarden profiles NAME` lists what a platform has.")
+            raise BadRequest("--option takes NAME=VALUE", "`gpuwarden profiles NAME` lists a platform's options.")
         try:
             value = json.loads(text)
         except ValueError:
@@ -152,9 +152,9 @@ def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     type=click.IntRange(0, 1_000_000),
     default=2_000,
     show_default=True,
-    help="How much of the log to show.",
+    help="Maximum number of bytes of the log to show.",
 )
-@click.option("--follow", is_flag=True, help="Look again every two seconds until the job ends.")
+@click.option("--follow", is_flag=True, help="Poll every two seconds until the job ends.")
 @JSON
 @runs_async
 async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, as_json: bool) -> int:
@@ -163,14 +163,14 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import check as use_case
 
-    if job_id.endswith(".py"):  # what other tools call a check is a dry run here
+    if job_id.endswith(".py"):  # other tools call a dry run a check
         dry = f"Run `gpuwarden submit --dry-run {shlex.quote(job_id)}` to check the script."
-        raise BadRequest("`gpuwarden check` looks at a job, and this is a script", dry)
+        raise BadRequest("`gpuwarden check` takes a job id, but this is a script", dry)
     ctx = open_context()
     while True:
         result = await use_case(ctx, job_id, cursor=cursor, limit=log_bytes)
         ended = not follow or result.job.state in TERMINAL_JOBS
-        if ended or not as_json:  # one JSON object, so only the last look
+        if ended or not as_json:  # JSON output is one object, so only the last poll
             reply = results.checked(result, ctx.hidden(result.texts, result.job.spec.secrets))
             code = answer(warned(reply, ctx), as_json, "checked")
         if ended:
@@ -184,7 +184,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
 @JSON
 @runs_async
 async def cancel(job_id: str, as_json: bool) -> int:
-    """End a job's process, with a signal first. Its machine stays and bills on."""
+    """End a job's process, with a signal first. Its machine keeps running and is billed."""
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import cancel as use_case
 
@@ -197,10 +197,10 @@ async def cancel(job_id: str, as_json: bool) -> int:
 @JSON
 @runs_async
 async def pause(job_id: str, as_json: bool) -> int:
-    """Let a job save and end its process, to go on later.
+    """Let a job save and end its process, to resume it later.
 
-    Its files stay for `gpuwarden resume`. Its machine stays and bills on:
-    `gpuwarden teardown --verb stop` asks for a stop, which a person approves.
+    Its files stay for `gpuwarden resume`. Its machine keeps running and is billed:
+    `gpuwarden teardown --verb stop` requests a stop, which the user approves.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import pause as use_case
@@ -216,8 +216,7 @@ async def pause(job_id: str, as_json: bool) -> int:
 async def resume(job_id: str, as_json: bool) -> int:
     """Launch a paused job again from its checkpoint.
 
-    What that may cost stays within what was approved for the job, or within the caps. A machine that is stopped is
-    started.
+    The cost stays within the budget approved for the job, or within the caps. A stopped machine is started.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import resume as use_case
@@ -234,7 +233,7 @@ async def resume(job_id: str, as_json: bool) -> int:
     default=None,
     help="Folder to copy into; by default gpuwarden's own.",
 )
-@click.option("--also", multiple=True, metavar="PATH", help="A path there to declare as an output, from now on.")
+@click.option("--also", multiple=True, metavar="PATH", help="An additional remote path to add to the outputs.")
 @JSON
 @runs_async
 async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: bool) -> int:
@@ -250,26 +249,27 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
 
 @cli.command()
 @click.argument("what")
-@click.option("--level", type=LEVELS, default=None, help="How deep; load here, content there, structure on the Hub.")
+@click.option("--level", type=LEVELS, default=None, help="Default: load here, content remotely, structure on the Hub.")
 @click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
 @click.option(
     "--where",
     type=click.Choice(["auto", "here", "instance"]),
     default="auto",
     show_default=True,
-    help="Of a job: which copy.",
+    help="Which copy of a job's outputs to verify.",
 )
-@click.option("--no-limits", is_flag=True, help="Read on where one file has more than is read by default.")
+@click.option("--no-limits", is_flag=True, help="Lift the limits on how much of a file is read.")
 @JSON
 @runs_async
 async def verify(what: str, level: str | None, against: str | None, where: Any, no_limits: bool, as_json: bool) -> int:
-    """Prove that a checkpoint is whole, and loads.
+    """Prove that a checkpoint is complete and loads.
 
-    WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job the pulled copy is verified. Without one,
-    or with `--where instance`, the machine looks at its own files, --against is a path there too, and the result is
-    marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
+    WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job, the pulled copy is verified. If no copy
+    is pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
+    and the result is marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
-    Each file is read up to fixed counts of headers, opcodes, tensors and unpacked bytes; more is left inconclusive.
+    Each file is read up to fixed limits of headers, opcodes, tensors and unpacked bytes; beyond them the verdict is
+    inconclusive.
     """
     from gpuwarden.checkpoints.file_model import NO_LIMITS
     from gpuwarden.core.errors import WardenError

@@ -1,4 +1,4 @@
-"""Commands that keep what is known: the references, and the user's notes."""
+"""Commands that maintain the references and the user's notes."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def knowledge() -> None:
-    """Keep the references true: check them, propose an entry."""
+    """Maintain the references: check them, propose an entry."""
 
 
 @knowledge.command(name="check")
-@click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Older than this is old.")
+@click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Age from which a fact is old.")
 @JSON
 def knowledge_check(months: int, as_json: bool) -> int:
     """Find old facts, dead references and missing sources.
 
-    Facts on teardown and billing come first. Exit code 1 when there is any.
+    Facts on teardown and billing come first. Exit code 1 if any issue is found.
     """
     from datetime import UTC, datetime
 
-    from gpuwarden.interfaces.cli.knowledge_maintenance import look_over
+    from gpuwarden.interfaces.cli.knowledge_maintenance import check_references
 
-    return answer(look_over(datetime.now(UTC).date(), months), as_json, "issues")
+    return answer(check_references(datetime.now(UTC).date(), months), as_json, "issues")
 
 
 @knowledge.command()
-@click.option("--job", "job_id", help="A job that failed; its log and its later success are the evidence.")
-@click.option("--succeeded", help="The job that then worked; without it, the first later one of that name or script.")
-@click.option("--page", help="Page it belongs to, such as training/oom-memory.md; with --job it may be left out.")
-@click.option("--title", default="", help="What happens, in a few words.")
-@click.option("--symptom", default="", help="What one sees.")
-@click.option("--cause", default="", help="What was found to be behind it.")
-@click.option("--fix", default="", help="What ended it.")
+@click.option("--job", "job_id", help="A failed job; its log and its later success are the evidence.")
+@click.option("--succeeded", help="The job that then worked; by default the next one of that name or script.")
+@click.option("--page", help="Page of the entry, such as training/oom-memory.md; optional with --job.")
+@click.option("--title", default="", help="The failure in a few words.")
+@click.option("--symptom", default="", help="The visible symptom.")
+@click.option("--cause", default="", help="The cause that was found.")
+@click.option("--fix", default="", help="The change that fixed it.")
 @click.option("--scope", multiple=True, help="Such as torch; may be given again.")
 @click.option("--source", multiple=True, help="https address; may be given again.")
 @click.option("--line", "lines", multiple=True, help="A log line that showed it; may be given again.")
 @click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
-@click.option("--reproduced", is_flag=True, help="It was made to happen again.")
-@click.option("--mechanistic", is_flag=True, help="Or a mechanism explains it.")
-@click.option("--general", is_flag=True, help="Others would meet it too.")
+@click.option("--reproduced", is_flag=True, help="The failure was reproduced.")
+@click.option("--mechanistic", is_flag=True, help="Alternatively, a mechanism explains it.")
+@click.option("--general", is_flag=True, help="Other users would encounter it too.")
 @JSON
 @runs_async
 async def propose(job_id: str | None, succeeded: str | None, page: str | None, as_json: bool, **given: Any) -> int:
-    """Draft an entry from what a run taught.
+    """Draft an entry from a failed run.
 
-    It is held against the bar of the page on self-improvement, and shown; no file is changed. With --job the evidence
-    is collected; without it, say everything and give --line.
+    The draft is checked against the criteria of the page on self-improvement, and shown; no file is changed. With --job
+    the evidence is collected; without it, pass all fields and --line.
     """
     from datetime import UTC, datetime
 
@@ -65,12 +65,12 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     if job_id is None:
         unsaid = [f"--{name}" for name, value in {"page": page, "title": title, **fields}.items() if not value]
         if unsaid or succeeded:
-            raise BadRequest(f"without --job, say {', '.join(unsaid) or 'no --succeeded'}", "Or name a failed job.")
+            raise BadRequest(f"without --job, pass {', '.join(unsaid) or 'no --succeeded'}", "Or name a failed job.")
         return answer(knowledge_maintenance.propose(str(page), title, fields, lines, bar), as_json, "draft")
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
     if lines:
-        raise BadRequest("--line and --job both give the lines", "Leave --line out: the log has them.")
+        raise BadRequest("--line can't be combined with --job", "Leave --line out: the log has the lines.")
     found = await gather(open_context(), job_id, succeeded)
     return answer(knowledge_maintenance.propose_from(found, page, title, fields, bar), as_json, "lesson")
 
@@ -79,9 +79,9 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
 @click.pass_context
 @JSON
 def notes(context: click.Context, as_json: bool) -> int:
-    """Show and set what is particular to you; no secrets.
+    """Show and set notes on your own setup; no secrets.
 
-    Such as host and folder of your machines, the tracker, where a key lives.
+    Such as host and folder of your machines, the tracker, the place of a key.
     """
     from gpuwarden.interfaces.cli.notes_service import show
 
@@ -102,7 +102,7 @@ def notes_path() -> int:
 @click.argument("value")
 @JSON
 def notes_set(key: str, value: str, as_json: bool) -> int:
-    """Note VALUE under KEY, such as platforms.box.host. Of a key note where it lives: $NAME or a path."""
+    """Set the note KEY, such as platforms.box.host, to VALUE. For a key, note its place: $NAME or a path."""
     from gpuwarden.interfaces.cli.notes_service import note
 
     return answer(note(open_context(), key, value), as_json, "notes")
@@ -112,7 +112,7 @@ def notes_set(key: str, value: str, as_json: bool) -> int:
 @click.argument("key")
 @JSON
 def notes_unset(key: str, as_json: bool) -> int:
-    """Take the note under KEY out."""
+    """Remove the note KEY."""
     from gpuwarden.interfaces.cli.notes_service import note
 
     return answer(note(open_context(), key, None), as_json, "notes")

@@ -1,4 +1,4 @@
-"""Report what in the references needs a look, and draft new entries. Nothing here writes into the references."""
+"""Report issues in the references, and draft new entries, without changing the references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.monitoring.postmortem import Lesson
 
 
 class IssueReply(BaseModel):
-    """One thing to look at, at a place. `urgent` marks facts about money and destruction."""
+    """One issue at one line of a file. `urgent` marks facts about money and destruction."""
 
     kind: str
     urgent: bool
@@ -29,13 +29,13 @@ class IssueReply(BaseModel):
 
 
 class IssuesReply(Result):
-    """Findings for a person, the urgent ones first. Not ok where there are any."""
+    """Issues, the urgent ones first. Not ok if any are found."""
 
     issues: list[IssueReply] = Field(default_factory=list)
 
 
 class DraftReply(Result):
-    """A draft of an entry for a page, and the ids of entries that explain its lines already."""
+    """A draft of an entry for a page, and the ids of entries that already explain its lines."""
 
     page: str
     text: str
@@ -43,10 +43,10 @@ class DraftReply(Result):
 
 
 class LessonReply(DraftReply):
-    """The evidence of a failed job, with the draft of an entry made of it. Foreign text is fenced.
+    """The evidence of a failed job, with the draft of an entry made from it. Foreign text is fenced.
 
-    `complete` says whether the draft is an entry; `missing` is what keeps it below the bar, `doubts` what the
-    evidence does not show.
+    `complete`: the draft is a whole entry. `missing`: the criteria that it does not meet. `doubts`: the gaps in the
+    evidence.
     """
 
     complete: bool
@@ -61,33 +61,33 @@ class LessonReply(DraftReply):
     doubts: list[str] = Field(default_factory=list)
 
 
-def look_over(today: date, months: int) -> IssuesReply:
+def check_references(today: date, months: int) -> IssuesReply:
     """List old facts, dead references, missing sources and broken entries in references, profiles and skills."""
     if months < 0:
         raise BadRequest(f"months is {months}", "Give 0 or more.")
     found = check(data_dir("references"), today=today, months=months, more=(data_dir("profiles"), data_dir("skills")))
     rows = [IssueReply(**issue.model_dump()) for issue in found]
     if not rows:
-        return IssuesReply(message=f"Nothing is older than {months} months, broken, or without a source.")
+        return IssuesReply(message=f"No entry is older than {months} months, broken, or without a source.")
     return IssuesReply(
         ok=False,
         code="needs_attention",
-        message=f"{counted(len(rows), 'thing')} to look at, {sum(r.urgent for r in rows)} of them urgent.",
-        hint="Ask the source again, correct the line, and update its month.",
+        message=f"{counted(len(rows), 'thing')} to check, {sum(r.urgent for r in rows)} of them urgent.",
+        hint="Check the source, correct the line, and update its month.",
         issues=rows,
     )
 
 
 def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
-    """Return the evidence of a job and a draft made of it, shown and never written.
+    """Return the evidence of a job and a draft made from it, without writing any file.
 
-    The draft is a whole entry when title, symptom, cause, fix and source are given and the bar is met.
+    The draft is a whole entry if title, symptom, cause, fix and source are given and all criteria are met.
     """
     bar = replace(bar, reproduced=bar.reproduced or bool(lesson.again))
     catalogue, given = shipped(), {key: value for key, value in fields.items() if value}
     home = page or home_of(catalogue, lesson.lines)
-    missing = bar.missing() + [f"{key} is not said" for key in TO_SAY if key not in given]
-    missing += [] if title else ["title is not said"]
+    missing = bar.missing() + [f"{key} is not given" for key in TO_SAY if key not in given]
+    missing += [] if title else ["title is not given"]
     if missing:
         made = sketch(catalogue, home, given, lesson.lines)
     else:
@@ -98,8 +98,8 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         page=made.page,
         text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
         known=known,
-        message=f"{', '.join(known)} explain this already; is it really another failure?" if known else "",
-        hint=f"When it is right, add it to {made.page} by hand." if not missing else "Say what is missing, then again.",
+        message=f"{', '.join(known)} already explain this; is it really another failure?" if known else "",
+        hint=f"Review it, then add it to {made.page}." if not missing else "Pass the missing fields, then retry.",
         complete=not missing,
         job=lesson.job.id,
         platform=lesson.job.spec.platform,
@@ -107,15 +107,15 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         versions=[named(v) for v in lesson.versions],
         again=list(lesson.again),
         fixed_by=lesson.fixed_by.id if lesson.fixed_by else None,
-        changes=fence(lesson.changes, "what was submitted", limit=6_000, keep="start") if lesson.changes else "",
+        changes=fence(lesson.changes, "changes between the jobs", limit=6_000, keep="start") if lesson.changes else "",
         missing=missing,
         doubts=lesson.doubts,
     )
 
 
 def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:
-    """Return a draft for `page`, shown and never written. Raises BadRequest when the lesson is below the bar."""
+    """Return a draft for `page`, without writing it. Raises BadRequest if the entry does not meet the criteria."""
     made = draft(shipped(), page, title, fields, lines, bar)
-    told = f"{', '.join(made.known)} explain these lines already; is it really another failure?" if made.known else ""
-    hint = f"When it is right, add it to {made.page} by hand."
+    told = f"{', '.join(made.known)} already explain these lines; is it really another failure?" if made.known else ""
+    hint = f"Review it, then add it to {made.page} by hand."
     return DraftReply(page=made.page, text=made.text, known=list(made.known), message=told, hint=hint)

@@ -1,7 +1,7 @@
-"""The command line: the same words as the tools, for people and scripts. Heavy imports happen inside the commands.
+"""The command line, for users and scripts: the same terms as the tools. Heavy imports happen inside the commands.
 
-With `--json` every command prints exactly one JSON object; an error is `{"ok": false, "code", "message", "hint"}` and
-a non-zero exit. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or inconclusive.
+With `--json` every command prints exactly one JSON object. An error prints `{"ok": false, "code", "message", "hint"}`
+and exits non-zero. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or inconclusive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from gpuwarden.core.errors import BadRequest, WardenError, as_warden_error
-from gpuwarden.interfaces.cli import (  # each adds its commands to the group
+from gpuwarden.interfaces.cli import (  # each module registers its commands with the group
     admin,
     audit,
     billing,
@@ -39,15 +39,15 @@ GroupedCommands.rooms = {
     glance.__name__: "At a glance",
     jobs.__name__: "A job",
     fan_out.__name__: "Many runs",
-    metrics.__name__: "What a job reports",
+    metrics.__name__: "Metrics of a job",
     nodes.__name__: "Several nodes",
-    templates.__name__: "A script to take",
+    templates.__name__: "Templates",
     estimating.__name__: "Before a job",
     rehearsing.__name__: "A script's first step",
-    billing.__name__: "What costs",
-    reference.__name__: "What is known",
-    knowledge.__name__: "What you keep",
-    policy.__name__: "What you allow",
+    billing.__name__: "Billing and teardown",
+    reference.__name__: "Reference",
+    knowledge.__name__: "Knowledge and notes",
+    policy.__name__: "Policy",
     passkeys.__name__: "Approving on the page",
     serving.__name__: "Over HTTP",
     audit.__name__: "For an auditor",
@@ -57,11 +57,11 @@ GroupedCommands.rooms = {
 
 
 SILENT: Final = frozenset({"mcp", "hooks"})
-"""Commands whose output is read by programs."""
+"""Commands whose output programs read."""
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run a command, end its output with what waits for a person, and return its exit code."""
+    """Run a command, end its output with the open approvals, and return its exit code."""
     begin()
     code = _run(argv)
     words = sys.argv[1:] if argv is None else argv
@@ -80,7 +80,7 @@ def _run(argv: list[str] | None) -> int:
         click.echo(error.format_message())
         return 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
         return 1
     except Exception as error:
         return fail(_in_our_words(error), _wants_json(argv))
@@ -89,11 +89,11 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _in_our_words(error: BaseException) -> WardenError:
-    """Return any failure as a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unforeseen one."""
+    """Convert any failure to a WardenError. GPUWARDEN_DEBUG=1 prints the traceback of an unexpected one."""
     if isinstance(error, WardenError):
         return error
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
-        return BadRequest("interrupted", "Run it again: it goes on where it was.")
+        return BadRequest("interrupted", "Run it again to continue.")
     if isinstance(error, click.ClickException):
         at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
         return BadRequest(" ".join(error.format_message().split()), f"See {at} --help.")
@@ -105,6 +105,6 @@ def _in_our_words(error: BaseException) -> WardenError:
 
 
 def _wants_json(argv: list[str] | None) -> bool:
-    """Return whether `--json` is given before `--`; what follows belongs to the job."""
+    """Return whether `--json` is given before `--`; words after `--` belong to the job."""
     words = sys.argv[1:] if argv is None else argv
     return "--json" in words[: words.index("--") if "--" in words else None]

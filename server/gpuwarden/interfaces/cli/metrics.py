@@ -1,4 +1,4 @@
-"""The command that shows and exports what a job reported."""
+"""The command that shows and exports the metrics of a job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 @cli.command()
 @click.argument("job_id")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every point as CSV.")
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write an event file below it.")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write an event file to it.")
 @click.option("--trackio", metavar="PROJECT", help="Log every step into this trackio project.")
 @JSON
 @runs_async
 async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: str | None, as_json: bool) -> int:
     """Show the metrics that a job reported, or export them.
 
-    What the machine still has is fetched first, where it answers.
+    Reports that are still on the machine are fetched first, if it answers.
     """
     from gpuwarden.core.errors import BadRequest, WardenError
     from gpuwarden.interfaces import results
@@ -29,13 +29,13 @@ async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: 
     from gpuwarden.metrics import export
 
     if as_csv + (tensorboard is not None) + (trackio is not None) > 1 or (as_csv and as_json):
-        raise BadRequest("one export at a time", "Leave all but one of --csv, --tensorboard and --trackio out.")
+        raise BadRequest("only one export at a time", "Pass only one of --csv, --tensorboard and --trackio.")
     ctx = open_context()
     job, note = read_job(ctx.ledger, job_id), ""
     try:
         await pull_reports(ctx, job)
     except WardenError as error:
-        note = f"The machine could not be read ({error.message}); this is what was fetched before."
+        note = f"The machine could not be read ({error.message}); these metrics were fetched before."
     if as_csv:
         export.to_csv(ctx.metrics, job.id, sys.stdout)
         if note:

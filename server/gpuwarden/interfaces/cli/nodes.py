@@ -1,4 +1,4 @@
-"""The command that looks at several nodes before a job runs on them."""
+"""The command that checks several nodes before a job runs on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """Return the text of the Python file that a command starts, where it is on this machine."""
+    """Return the text of the Python file that a command starts, None if it is not on this machine."""
     from gpuwarden.static_analysis.script import decode
 
     file = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
@@ -20,15 +20,15 @@ def _script_of(words: Sequence[str]) -> str | None:
 
 @cli.group()
 def nodes() -> None:
-    """Look at several nodes before a job runs on them."""
+    """Check several nodes before a job runs on them."""
 
 
 @nodes.command()
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
-@click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Where ranks meet.")
+@click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Port for the ranks.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable that the job will have.")
-@click.option("--python", default="", metavar="PATH", help="The job's Python on the nodes; else the first with torch.")
-@click.option("--command", "words", default="", metavar="COMMAND", help="The command that will be started on each.")
+@click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first with torch.")
+@click.option("--command", "words", default="", metavar="COMMAND", help="The command that each node will run.")
 @click.option("--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all; 0 for none.")
 @click.option("--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds that ranks wait.")
 @JSON
@@ -45,9 +45,9 @@ async def check(
 ) -> int:
     """Check that a job can run on several nodes together.
 
-    HOST is a host of your SSH configuration, or `local`; ranks meet at the first one. It looks at the fabric manager,
-    the interfaces, packet sizes, ports, clocks and versions, at the timeouts and restarts of --command, and sums some
-    megabytes over all nodes. Exit code 0: in order; 1: something is not; 2: something could not be looked at.
+    HOST is a host of your SSH configuration, or `local`; ranks meet at the first one. The command checks the fabric
+    manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command. It also
+    sums some megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a check was inconclusive.
     """
     import shlex
 
@@ -64,7 +64,7 @@ async def check(
     try:
         argv = shlex.split(words)
     except ValueError as error:
-        raise BadRequest(f"the command can't be read: {error}", "Quote it as for a shell.") from None
+        raise BadRequest(f"the command can't be read: {error}", "Quote it as in a shell.") from None
     text = _script_of(argv)
     launch = read_launch(argv, pairs, read_script(text, pairs, argv) if text is not None else None)
     wanted = Wanted(port=port, python=python, size=mb << 20, within_s=within_s, launch=launch)

@@ -27,14 +27,14 @@ def show(ctx: Context) -> NotesReply:
     file = _file(ctx)
     notes = load_notes(file)
     wrong = complaints(ctx, notes)
-    message = " ".join(wrong) if wrong else "" if notes != Notes() else "Nothing is noted yet."
-    hint = "" if notes != Notes() else "Such as: gpuwarden notes set tracker.name wandb"
+    message = " ".join(wrong) if wrong else "" if notes != Notes() else "The notes are empty."
+    hint = "" if notes != Notes() else "For example: gpuwarden notes set tracker.name wandb"
     body = notes.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return NotesReply(path=str(file), notes=body, message=message, hint=hint)
 
 
 def note(ctx: Context, key: str, value: str | None) -> NotesReply:
-    """Set one note, or take it out. Raises BadRequest for an invalid note; then nothing was changed."""
+    """Set one note, or remove it if `value` is None. Raises BadRequest for an invalid note, without any change."""
     file = _file(ctx)
 
     def refuse_wrong(new: Notes) -> None:
@@ -50,23 +50,23 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
     found = []
     for name, told in notes.platforms.items():
         try:
-            # `ssh` alone is about every machine behind SSH.
+            # `ssh` alone means every SSH machine.
             profile = ctx.profile(name) if "/" in name else ctx.family(name)
         except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
             continue
         if (told.host or told.scratch) and profile.meter.metered:
-            found.append(f"platforms.{name}: host and scratch are for machines of your own; {name} is rented.")
+            found.append(f"platforms.{name}: host and scratch apply only to your own machines; {name} is rented.")
         elif told.host and (profile.backend == "local" or profile.id == "ssh"):
-            found.append(f"platforms.{name}: host says nothing here: it is this machine, or the name's own alias.")
+            found.append(f"platforms.{name}: host has no effect: it is this machine, or the alias in the name.")
     return found
 
 
 def summary(ctx: Context) -> tuple[bool, str]:
-    """Return, for the doctor, if the notes are in order, and what was found."""
+    """Return whether the notes are valid, and a description, for `gpuwarden doctor`."""
     file = ctx.notes_file
     if file is None or not file.exists():
-        return True, "none; gpuwarden notes set KEY VALUE begins them"
+        return True, "none; create them with gpuwarden notes set KEY VALUE"
     try:
         notes = load_notes(file)
     except WardenError as error:
@@ -77,5 +77,5 @@ def summary(ctx: Context) -> tuple[bool, str]:
 
 def _file(ctx: Context) -> Path:
     if ctx.notes_file is None:
-        raise BadRequest("notes have no file", "Set GPUWARDEN_POLICY, or a home folder.")
+        raise BadRequest("the notes have no file", "Set GPUWARDEN_POLICY, or a home folder.")
     return ctx.notes_file

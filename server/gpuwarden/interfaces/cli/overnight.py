@@ -1,9 +1,9 @@
-"""The demo of a night: a laptop is shut at 18:00, and at 8:00 a job's files are proven here and its machine is ended.
+"""The demo of a night: a laptop is shut at 18:00, and after 8:00 a job's files are proven here and its machine ends.
 
-The job has automatic teardown, an artifact store and self-stop. Its twin has none of them: its person is
-asked at 9:00, and both bills are measured. The hours are set forward in a file. The processes, uploads, files, proofs,
-notices and bills are real, through the use cases that the tools and the watch call. While the laptop is shut, none of
-these is called: the demo looks at the machines from outside, as nobody can who rents one.
+The job has automatic teardown, an artifact store and self-stop. A second job has none of them: its user is asked at
+9:00, and the demo compares both bills. The clock is a file that the demo sets forward. The processes, uploads, files,
+proofs, notices and bills are real and come from the use cases that the tools and the watch call. While the laptop is
+shut, the demo calls none of them: it reads the simulated machines directly, which no user of a real cloud can do.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.rehearsal.model import Settings, Truth
 
 EVENING, MORNING, ASKED = 18, 8, 9
-"""The hours at which the job is submitted, the laptop is opened, and the person is asked about the twin."""
+"""The hours at which the job is submitted, the laptop is opened, and the user is asked about the second job."""
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.08"
-"""Slow enough that both jobs train when the clock is set forward: an idle machine stops itself soon after its job."""
+"""Slow enough that both jobs still train when the clock is set forward: an idle machine stops itself soon after."""
 REPO: Final = "you/night-run"
 PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
-"""The time between two rounds of the watch in the morning: after a longer one it takes it that nobody could object."""
+"""Seconds between two rounds of the watch in the morning; after a longer gap it announces the teardown again."""
 LOOK_AGAIN: Final = 200
-"""Looks after which the clock is set forward again, if a machine began to count after it was set forward before."""
+"""Polls after which the clock is set forward again, in case a machine started counting after the last time."""
 MOST_LOOKS: Final = 3000
-"""Looks before the demo gives up: minutes, for a machine that is busy with other work."""
+"""Polls before the demo gives up: minutes, to allow for a busy computer."""
 
 
 class SetForward(ShiftedClock):
-    """A shifted clock whose file this process writes."""
+    """A shifted clock that this process advances by writing its file."""
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, for every process that reads the file."""
+        """Advance the clock by `seconds` for every process that reads the file."""
         past = float(self.file.read_text("ascii")) if self.file.exists() else 0.0
         fresh = self.file.with_suffix(".new")
         fresh.write_text(repr(past + max(0.0, seconds)), "ascii")
@@ -77,7 +77,7 @@ class SetForward(ShiftedClock):
 
 @dataclass
 class Night:
-    """One night: its clock, its cloud, its artifact store, and when each thing was seen first."""
+    """One night: its clock, cloud and artifact store, and the time of each first observation."""
 
     ctx: Context
     clock: SetForward
@@ -88,7 +88,7 @@ class Night:
     seen: dict[str, float] = field(default_factory=dict)
 
     def until(self, hour: int) -> None:
-        """Let time pass until the clock shows an hour, the next one after the evening."""
+        """Advance the clock to the next time after the evening at which it shows `hour`."""
         self.clock.advance(next_hour(self.evening, hour) - self.clock.now())
 
     def say(self, text: str) -> None:
@@ -96,16 +96,16 @@ class Night:
         self.stage.say(f"[bold]{local(self.clock.now(), '%H:%M')}[/] {text}")
 
     def first(self, what: str, text: str = "") -> None:
-        """Note when something was seen first, and say it."""
+        """Record the time of the first observation of `what`, and print `text`."""
         if what not in self.seen:
             self.seen[what] = self.clock.now()
             if text:
                 self.say(text)
 
     async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
-        """Wait in real time until something is true of the machines; set the clock forward if that takes long.
+        """Wait in real time until `true` returns true; set the clock forward by `again_s` seconds if that takes long.
 
-        Once for `again_s` at most, so that the hours and the bill do not depend on how busy this computer is.
+        It is set forward at most once, so that the hours and the bill do not depend on the load of this computer.
         """
         for look in range(1, MOST_LOOKS):
             if true():
@@ -116,7 +116,7 @@ class Night:
         raise WardenError(f"the demo's night has not ended ({what}): this machine is busy", "Run it once more.")
 
     def truth(self, job: JobRecord) -> Truth:
-        """Return the true state of a job's machine, as only the rehearsal's cloud knows it."""
+        """Return the true state of a job's machine, which only the rehearsal's cloud knows."""
         machine = _machine(self, job).instance_id or ""
         return self.cloud.truths()[machine]
 
@@ -128,7 +128,7 @@ def next_hour(after: datetime, hour: int) -> float:
 
 
 async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
-    """Play the night, and return what it cost with the order and without."""
+    """Play the night, and return its cost with and without automatic teardown."""
     clock = SetForward(home / "clock")
     clock.advance(next_hour(datetime.fromtimestamp(SystemClock().now()).astimezone(), EVENING) - clock.now())
     caps = Caps(per_job_usd=60, per_day_usd=120, per_instance_usd=60)
@@ -153,36 +153,36 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         stage.say(f"[dim]platform {PLATFORM}, pretend money and hours, a Hub on this computer[/]")
         stage.say("[dim]the processes, files, uploads and proofs are real[/]")
         await say_sandbox(stage)
-        ordered, twin = await _evening(night)
-        await _sleep(night, ordered, twin)
-        await _morning(night, ordered, twin)
-        await _asked(night, twin)
-        return _bills(night, ordered, twin)
+        ordered, second = await _evening(night)
+        await _sleep(night, ordered, second)
+        await _morning(night, ordered, second)
+        await _asked(night, second)
+        return _bills(night, ordered, second)
 
 
 # ------------------------------------------------------------------------------------------------------- the evening
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit a job under the policy's order, and its twin under a policy that asks. Return both, running."""
+    """Submit one job with automatic teardown and one that needs approval to end. Return both, running."""
     ctx, stage = night.ctx, night.stage
-    stage.act(f"{EVENING}:00 An agent submits a job, under automatic teardown")
+    stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
     decided = base.ending_of(arranged(ctx, ordered))
     assert decided is not None
     for text in ending_of(decided):
         stage.say(escape(text))
-    stage.say(f"artifact store: the machine uploads what the job saves to hf://{REPO}")
+    stage.say(f"artifact store: the machine uploads the job's outputs to hf://{REPO}")
     ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
-    twin = await _launched(night, "asked")
+    second = await _launched(night, "asked")
     ctx.policy = ordering
-    stage.say("the same job without any of that: its person will be asked")
-    return ordered, twin
+    stage.say("the same job without any of these: the user will be asked for approval")
+    return ordered, second
 
 
 async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
     """Submit a job, and return it once it runs."""
-    # The name is an argument too: the same work would be refused while the first job does it.
+    # The name is also an argument, because a second job with identical arguments would be refused as a duplicate.
     changes = {
         "name": name,
         "interruptible": False,
@@ -212,18 +212,18 @@ async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
 # --------------------------------------------------------------------------------------------------------- the night
 
 
-async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
-    """Let the night pass until the morning. Nothing of gpuwarden runs but what it left on the machines."""
+async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
+    """Let the night pass until the morning. Only the runners on the machines run, nothing else of gpuwarden."""
     night.stage.act("The laptop is shut; nothing runs on it until the morning")
-    night.stage.say("[dim]this happens on the machines; nobody sees it but the demo[/]")
+    night.stage.say("[dim]this happens on the machines; only the demo observes it[/]")
     began, folder = night.clock.now(), _folder(ordered)
     for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY):
-        # Before the step is there: after the last one the job ends, and a machine whose job has ended counts the hours.
+        # Set forward before the step exists: after the last step, the machine counts the hours since its job ended.
         night.clock.advance(began + TRAINING_S * step / STEPS - night.clock.now())
         saved = folder / "work" / "out" / f"checkpoint-{step}"
         await night.comes(saved.exists, f"step {step}")
         night.say(f"ordered saved checkpoint-{step}")
-    for job in (ordered, twin):
+    for job in (ordered, second):
         await night.comes(lambda job=job: _succeeded(job), job.spec.name)  # type: ignore[misc]
         night.first(f"{job.spec.name} succeeded", f"{job.spec.name}: its job has [green]succeeded[/]")
     await night.comes(lambda: _reported(folder / "keep.json") == "done", "the upload")
@@ -231,23 +231,23 @@ async def _sleep(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
     commit = repo.commit_of("main") if repo else None
     stored = [ref for path, ref in (commit.files if commit else {}).items() if f"/{ordered.id}/" in f"/{path}"]
     size = sum(ref.size for ref in stored)
-    night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list the last")
+    night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list last")
     night.clock.advance(PARK_MINUTES * 60 + 1)
     off = InstanceState.STOPPED
     await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
-    night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without a visit")
-    night.say(f"asked: its machine bills on, {usd_per_hour(night.truth(twin).usd_per_hour)}, for nothing")
+    night.first("ordered off", f"ordered: its machine [green]stopped itself[/]: {PARK_MINUTES} minutes without contact")
+    night.say(f"asked: its idle machine is still billed, {usd_per_hour(night.truth(second).usd_per_hour)}")
     night.until(MORNING)
 
 
 def _folder(job: JobRecord) -> Path:
-    """Return a job's folder on its machine, which is a folder of this one."""
+    """Return a job's folder on its machine, which is a local folder in a rehearsal."""
     assert job.handle is not None
     return Path(job.handle.run_dir)
 
 
 def _reported(file: Path) -> str:
-    """Return the state in a file that a runner writes; empty where there is none yet."""
+    """Return the state in a file that a runner writes; empty if the file does not exist yet."""
     try:
         return str(json.loads(file.read_bytes())["state"])
     except (OSError, ValueError, KeyError):
@@ -255,7 +255,7 @@ def _reported(file: Path) -> str:
 
 
 def _succeeded(job: JobRecord) -> bool:
-    """Return whether a job has succeeded, by its machine's own word. Raises WardenError where it ended otherwise."""
+    """Return whether a job has succeeded, according to its runner. Raises WardenError if it ended in another state."""
     state = _reported(_folder(job) / "status.json")
     if state in TERMINAL_JOBS - {Job.SUCCEEDED}:
         raise WardenError(f"the demo's job ended as {state}")
@@ -265,16 +265,16 @@ def _succeeded(job: JobRecord) -> bool:
 # ------------------------------------------------------------------------------------------------------- the morning
 
 
-async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
-    """Open the laptop: the watch goes round until the ordered machine is gone and the twin's files are proven."""
+async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
+    """Open the laptop and run the watch until the first machine is gone and the second job's files are proven."""
     ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
-    stage.act(f"{MORNING}:00 The laptop wakes, and the watch goes round")
+    stage.act(f"{MORNING}:00 The laptop wakes, and the watch runs")
     for _ in range(MOST_LOOKS):
         raised = [alert for alert in (await watch.once()).news if alert.raised]
         for alert in raised:
-            if alert.kind == "parked":  # before what was made of it
+            if alert.kind == "parked":  # print it before the outcome of the self-stop
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
-        for job in (ordered, twin):
+        for job in (ordered, second):
             if copy_state(ctx, job.id) is Copy.PROVEN:
                 night.first(
                     f"{job.spec.name} proven", f"{job.spec.name}: copied {_source(ctx, job)} and [green]proven[/]"
@@ -283,7 +283,7 @@ async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
             if alert.kind != "parked":
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
         if _machine(night, ordered).state is Lease.STOPPED and night.truth(ordered).state is InstanceState.GONE:
-            night.first("ordered gone", "ordered: its machine is seen [green]gone[/], with its disk")
+            night.first("ordered gone", "ordered: its machine is confirmed [green]gone[/], with its disk")
             break
         night.clock.advance(STRIDE_S)
         await night.clock.sleep(LOOK_S)
@@ -295,23 +295,23 @@ async def _morning(night: Night, ordered: JobRecord, twin: JobRecord) -> None:
 
 
 def _source(ctx: Context, job: JobRecord) -> str:
-    """Return where a job's copy came from."""
+    """Return the origin of a job's copy."""
     pulled, woken = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(f"lease/{job.lease}", ResumeIntent)
     if pulled is not None and pulled.data.store:
-        return f"from {escape(pulled.data.store)}, the machine staying off,"
-    return "from its machine, started for that," if woken else "from its machine"
+        return f"from {escape(pulled.data.store)}, without starting the machine,"
+    return "from its machine, which was started for it," if woken else "from its machine"
 
 
-async def _asked(night: Night, twin: JobRecord) -> None:
-    """Ask the twin's person at nine, who says yes."""
+async def _asked(night: Night, second: JobRecord) -> None:
+    """Ask at nine for approval to end the second job's machine, and approve it."""
     ctx = night.ctx
-    night.stage.act(f"{ASKED}:00 The twin's person is asked, and says yes")
+    night.stage.act(f"{ASKED}:00 The user is asked about the second job, and approves")
     night.until(ASKED)
-    view = await request(ctx, twin.id, "terminate")
+    view = await request(ctx, second.id, "terminate")
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
         raise WardenError(f"the demo's teardown is {view.record.state}: {'; '.join(f.message for f in view.findings)}")
     await approve(ctx, view.record.id, view.record.digest, channel="rehearsal", by="the demo, at nine")
-    night.stage.say("[dim]recorded as channel rehearsal, which counts for pretend machines only[/]")
+    night.stage.say("[dim]recorded as channel rehearsal, which is valid for simulated machines only[/]")
     for _ in range(MOST_LOOKS):
         view = await proceed(ctx, view.record.id)
         if view.record.state is not Teardown.EXECUTING:
@@ -319,19 +319,19 @@ async def _asked(night: Night, twin: JobRecord) -> None:
         night.clock.advance(1.0)
         await night.clock.sleep(LOOK_S)
     night.first("asked off")
-    night.first("asked gone", "asked: its machine is seen [green]gone[/]")
+    night.first("asked gone", "asked: its machine is confirmed [green]gone[/]")
 
 
 # --------------------------------------------------------------------------------------------------------- the bills
 
 
-def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
-    """Print both bills, and return them with whether everything went as it has to."""
+def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any]:
+    """Print both bills, and return them with `ok`: whether every result is the expected one."""
     ctx, stage = night.ctx, night.stage
     stage.act("The two bills")
-    bills = {job.spec.name: _bill(night, job) for job in (ordered, twin)}
+    bills = {job.spec.name: _bill(night, job) for job in (ordered, second)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head in ("", "cost", "job ended", "GPU off", "gone", "GPU for nothing"):
+    for head in ("", "cost", "job ended", "GPU off", "gone", "GPU idle"):
         table.add_column(head, no_wrap=True, justify="right" if head else "left")
     for name, label in (("ordered", "automatic teardown"), ("asked", f"asked at {ASKED}:00")):
         row = bills[name]
@@ -340,7 +340,7 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
     if not stage.quiet:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
-    # A busy machine makes the night longer by seconds, which are cents.
+    # A busy computer makes the night longer by seconds, which cost cents.
     stage.say(
         f"[bold]{usd(round(saved))}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events"
     )
@@ -353,7 +353,7 @@ def _bills(night: Night, ordered: JobRecord, twin: JobRecord) -> dict[str, Any]:
 
 
 def _bill(night: Night, job: JobRecord) -> dict[str, Any]:
-    """Return what a job's machine cost, with how its files and machine are."""
+    """Return the cost of a job's machine, with the state of the machine and of its files."""
     name, machine = job.spec.name, _machine(night, job)
     ended, off, gone = (night.seen[f"{name} {what}"] for what in ("succeeded", "off", "gone"))
     pulled = night.ctx.ledger.last(job.subject, ArtifactsPulled)

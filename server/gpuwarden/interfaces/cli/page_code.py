@@ -1,6 +1,6 @@
 """Show the user at a terminal the one-time code that approves on the page. See `lifecycle.teardown.approval_codes`.
 
-The code is written to the terminal itself. A reply, with or without `--json`, never has it.
+The code is written to the terminal itself. A reply, with or without `--json`, never contains it.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ from gpuwarden.lifecycle.teardown.gate import proceed
 
 
 def takes_codes(ctx: Context) -> bool:
-    """Return whether the policy takes a code. It is a terminal's yes, and must not open a page for passkeys only."""
+    """Return whether the policy allows codes. A code is an approval at a terminal, so it needs that channel too."""
     return {"terminal", "page"} <= set(ctx.policy.approval.channels)
 
 
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
-    """Ask a person at a terminal about a ticket, and show a code for one page there.
+    """Ask the user at a terminal about a ticket, and show a code for one page there.
 
     `session` is the mark of the browser session, which the page shows. Raises NotFound, Conflict, or Refused.
     """
     if not takes_codes(ctx):
-        raise Refused("the policy takes no code on the page", "See approval.channels in gpuwarden doctor.")
+        raise Refused("the policy does not allow codes on the page", "See approval.channels in gpuwarden doctor.")
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         if session not in TokenStore(ctx.home, ctx.clock).valid_ids():
-            raise NotFound("no page with that mark is open", "Copy the command from the page; gpuwarden dashboard.")
+            raise NotFound("no open page has that mark", "Copy the command from the page of gpuwarden dashboard.")
         facts, digest = await _asked_about(ctx, ticket)
         warn(ctx, asked)
         for text in facts:
             asked.say(text)
-        asked.say("The code approves this on the page that shows this command, and nowhere else.")
-        if asked.ask("Type yes to be shown it: ") != "yes":
-            raise Refused("no code was made; nothing was touched")
+        asked.say("The code approves this only on the page that shows this command.")
+        if asked.ask("Type yes to show the code: ") != "yes":
+            raise Refused("no code was created; nothing was changed")
         await check_pin(ctx, asked)
         asked.say(f"Type on the page: {make_code(ctx, ticket, digest, session, user())}")
     return Result(message=f"The code works once, for {counted(int(CODE_S // 60), 'minute')}.")
 
 
 async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
-    """Return what a ticket or receipt asks, a line each, and its digest.
+    """Return the facts of a ticket or receipt, one per line, and their digest.
 
-    Raises Conflict where nothing waits for a yes, Refused where proof is missing.
+    Raises Conflict if it does not wait for approval, Refused if proof is missing.
     """
     if ticket.startswith("r"):
         issued = open_spending(ctx, ticket)
         facts = spending_facts(issued.data, ordered_by(ctx, ticket))
         if not is_asked(ctx, issued):
-            raise Conflict("this spending needs no approval, or has one")
+            raise Conflict("this spending needs no approval, or is already approved")
         return facts, spending_digest(issued, facts)
     view = await proceed(ctx, ticket)
     if view.record.state is Teardown.BLOCKED:
-        raise Refused(f"ticket {ticket} is blocked: not everything is proven", "Do what it says.", view.findings)
+        raise Refused(f"ticket {ticket} is blocked: not everything is proven", "Fix the findings.", view.findings)
     if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest is None:
-        raise Conflict(f"ticket {ticket} is {view.record.state}; there is nothing to approve")
+        raise Conflict(f"ticket {ticket} is {view.record.state}, so it can't be approved")
     return request_facts(view), view.record.digest

@@ -1,4 +1,4 @@
-"""Commands on the passkeys with which you approve on the page: passkey add, list, remove."""
+"""Commands for the passkeys that approve on the page: passkey add, list, remove."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def passkey() -> None:
-    """Let a passkey approve on the page, list them, take one back."""
+    """Add, list and remove passkeys that approve on the page."""
 
 
 @passkey.command()
 @click.argument("name")
-@click.option("--person", default="", metavar="NAME", help="Whose it is; without it, yours.")
+@click.option("--person", default="", metavar="NAME", help="Owner of the passkey; by default you.")
 @JSON
 @runs_async
 async def add(name: str, person: str, as_json: bool) -> int:
-    """Show a code with which you register a passkey on the page, once, within five minutes.
+    """Show a code that registers one passkey on the page, valid for five minutes.
 
-    It asks a person at a terminal, and for the PIN where one is set; the code appears on that terminal only.
+    It asks the user at a terminal, and for the PIN if one is set. The code appears only on that terminal.
     """
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user
@@ -31,7 +31,7 @@ async def add(name: str, person: str, as_json: bool) -> int:
     ctx = open_context()
     with open_terminal() as terminal:
         of = f" of {person}" if person else ""
-        terminal.say(f"Whoever has the passkey {name}{of} will approve spending and the end of machines on the page.")
+        terminal.say(f"The holder of the passkey {name}{of} can approve spending and teardown on the page.")
         if terminal.ask("Type yes to allow it: ") != "yes":
             raise Refused("not allowed; nothing was changed")
         await check_pin(ctx, terminal)
@@ -60,10 +60,10 @@ def list_passkeys(as_json: bool) -> int:
 @click.argument("name")
 @JSON
 def remove_passkey(name: str, as_json: bool) -> int:
-    """Take a passkey back; from now on it approves nothing."""
+    """Remove a passkey, so that it can no longer approve."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.teardown.passkeys import remove
 
     remove(open_context(), name, user())
-    return answer(Result(message=f"The passkey {name} approves nothing any more."), as_json, "message")
+    return answer(Result(message=f"The passkey {name} can no longer approve."), as_json, "message")

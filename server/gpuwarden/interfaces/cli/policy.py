@@ -1,4 +1,4 @@
-"""Commands on the policy: show what is in force, put another file in force."""
+"""Commands for the policy: show the one in force, put another file in force."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.group()
 def policy() -> None:
-    """Show what you allow; accept a policy file."""
+    """Show the policy in force; accept a policy file."""
 
 
 @policy.command(name="show")
@@ -30,7 +30,7 @@ def show(as_json: bool) -> int:
 async def use(file: Path, as_json: bool) -> int:
     """Put FILE in force for this ledger.
 
-    It asks a person at a terminal, and for the PIN of the policy that was in force; nothing else counts.
+    It asks the user at a terminal, and for the PIN of the policy that was in force. No flag or variable replaces that.
     """
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 
@@ -42,9 +42,9 @@ async def use(file: Path, as_json: bool) -> int:
 @JSON
 @runs_async
 async def allow(what: str, as_json: bool) -> int:
-    """Allow `local`: let jobs run on this machine where no sandbox works.
+    """Allow `local`: let jobs run on this machine even if no sandbox works.
 
-    It asks a person at a terminal; no flag or variable answers the question.
+    It asks the user at a terminal; no flag or variable replaces the answer.
     """
     from gpuwarden.interfaces.cli.approval import allow_local
 

@@ -1,4 +1,4 @@
-"""Showing the policy in force, and putting another file in force: which only a person at a terminal can do."""
+"""Show the policy in force, and put another file in force, which needs the user at a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
-    """The policy file in force and what it comes to. `since` is when this text of the file was first seen."""
+    """The policy file in force and its values. `since`: the time when this text of the file was recorded."""
 
     file: str
     exists: bool
@@ -36,7 +36,7 @@ class PolicyReply(WarnedReply):
 
 
 def show_policy() -> PolicyReply:
-    """Read the policy in force. Raises BadRequest for one that can't be read."""
+    """Return the policy in force. Raises BadRequest if it can't be read."""
     config = load_config()
     known = config.recorded
     reply = PolicyReply(
@@ -50,10 +50,10 @@ def show_policy() -> PolicyReply:
 
 
 async def use_policy(ctx: Context, path: Path) -> Result:
-    """Ask a person at the terminal whether `path` is to be the policy file. Raises Refused when the answer is no."""
+    """Ask the user at the terminal to put the policy file `path` in force. Raises Refused if the answer is no."""
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused(
-            "the policy in force takes no approval on a terminal, so no other file is accepted there",
+            "the policy in force does not allow approval by terminal, so no other file can be accepted",
             "Edit the policy file in force; gpuwarden policy show names it.",
         )
     with open_terminal() as terminal:
@@ -61,7 +61,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal. The PIN is the one of the policy in force, so a file can't bring its own."""
+    """Ask on a given terminal. The PIN is that of the policy in force, so that a file can't supply its own."""
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)
@@ -71,14 +71,14 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     rows = [(f.path, value_at(before.policy, f.path), value_at(policy, f.path)) for f in policy_fields()]
     changes = [row for row in rows if row[1] != row[2]]
     for name, *values in changes:
-        # The PIN's hash, and the addresses that are as good as a key, are not shown.
+        # The PIN's hash and webhook addresses, which are as secret as a key, are not shown.
         old, new = (in_short_unless_secret(name, value) for value in values)
         text = f"{name}: {old} -> {new if new != old else 'another one'}"
         terminal.say(f"  {line(text, 400)}")
     if not changes:
         terminal.say("  nothing changes")
     if terminal.ask("Type yes to put it in force: ") != "yes":
-        raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show says what is in force.")
+        raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show prints the one in force.")
     await check_pin(ctx, terminal)
     accepted = PolicyAccepted(
         path=str(file),
@@ -93,6 +93,6 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     with contextlib.suppress(OSError):
         remember(absolute(ctx.home))
     return Result(
-        message=f"{file} is the policy file of the ledger in {ctx.home} from now on.",
-        hint="Running servers obey it at once. Notes and profiles beside it are read when a server starts.",
+        message=f"{file} is now the policy file of the ledger in {ctx.home}.",
+        hint="Running servers apply it immediately. Notes and profiles beside it are read when a server starts.",
     )

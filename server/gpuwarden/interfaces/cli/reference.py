@@ -18,7 +18,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context,
 def history(subject: str | None, as_json: bool) -> int:
     """Show the ledger's events.
 
-    SUBJECT is a job (its leases and teardowns are shown too), a ticket or a receipt; without it, all events.
+    SUBJECT is a job (its leases and teardowns are included), a ticket or a receipt; by default all events are shown.
     """
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.results.history import told_events
@@ -26,7 +26,7 @@ def history(subject: str | None, as_json: bool) -> int:
 
     rows = [e.as_dict() for e in story(open_context().ledger, subject)]
     if subject and not rows:
-        raise NotFound(f"nothing in this ledger is about {subject!r}", "gpuwarden history shows everything.")
+        raise NotFound(f"this ledger has no event about {subject!r}", "gpuwarden history shows all events.")
     if as_json:
         emit({"ok": True, "code": "ok", "events": told_events(rows)})
     else:
@@ -36,13 +36,13 @@ def history(subject: str | None, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("query", nargs=-1)
-@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="How many answers.")
+@click.option("--limit", type=click.IntRange(1, 10), default=5, show_default=True, help="Maximum number of results.")
 @JSON
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
-    """Look a failure up: cause, fix, page.
+    """Look up a failure: cause, fix, page.
 
-    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows it whole. `-`, or nothing behind a
-    pipe, reads standard input.
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows the whole entry. If QUERY is `-`, or
+    omitted in a pipe, it is read from standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
     from gpuwarden.knowledge.log_lines import read_log
@@ -56,20 +56,20 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     if whole is not None:
         return answer(whole, as_json, "entry")
     reply = look_up(words, limit)
-    if reply.hits:  # a resource's address is of use to an MCP client only
+    if reply.hits:  # only an MCP client can use a resource's address
         reply.hint = f"{LEAD} `gpuwarden search ID` shows one entry whole."
     return answer(reply, as_json, "found")
 
 
 @cli.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--exit-code", type=click.IntRange(-64, 255), help="How the run ended, where the log does not say so.")
-@click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="How many entries.")
+@click.option("--exit-code", type=click.IntRange(-64, 255), help="Exit code of the run, if the log does not show it.")
+@click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="Maximum number of entries.")
 @JSON
 def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
-    """Read a log: what failed, where, and which known failure fits.
+    """Diagnose a log: the failure, its place, and the known failures that match.
 
-    FILE is a log of any size, or - for standard input. The exit code is 0 whatever is found.
+    FILE is a log of any size, or - for standard input. The exit code is 0 for any diagnosis.
     """
     from gpuwarden.interfaces.results.diagnosing import diagnose_log
     from gpuwarden.knowledge.log_lines import read_log
@@ -87,7 +87,7 @@ def _written(changed: int, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("rule_id", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the page of the rules again.")
+@click.option("--write", is_flag=True, hidden=True, help="Regenerate the page of the rules.")
 @JSON
 def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
     """List the rules of both gates, or show one with its reason."""
@@ -102,7 +102,7 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
         return _written(write_page(in_calls), as_json)
     found = [r for r in all_rules() if rule_id is None or r.id == rule_id.upper()]
     if not found:
-        raise NotFound(f"there is no rule {rule_id!r}", "gpuwarden rules lists them.")
+        raise NotFound(f"unknown rule {rule_id!r}", "gpuwarden rules lists them.")
     rows = [
         {
             "id": r.id,
@@ -125,12 +125,12 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 
 @cli.command()
 @click.argument("name", required=False)
-@click.option("--write", is_flag=True, hidden=True, help="Write the generated blocks of the profiles again.")
+@click.option("--write", is_flag=True, hidden=True, help="Regenerate the generated blocks of the profiles.")
 @JSON
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """List the platforms, or show one.
 
-    Of one: what survives what, what bills on, what the platform does by itself.
+    A profile shows which storage survives a stop, which is billed after it, and automatic platform actions.
     """
     from gpuwarden.interfaces.cli import console
     from gpuwarden.profiles import profile_file, rewrite_blocks

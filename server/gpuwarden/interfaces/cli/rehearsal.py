@@ -1,4 +1,4 @@
-"""Commands that serve the simulator: rehearse-hub, rehearse-world."""
+"""Commands that serve the rehearsal: rehearse-hub, rehearse-world."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpuwarden.interfaces.cli.base import cli, open_context
 
 @cli.command("rehearse-hub")
 @click.option(
-    "--root", type=click.Path(path_type=Path, file_okay=False), help="Where its repos live; a fresh folder if omitted."
+    "--root", type=click.Path(path_type=Path, file_okay=False), help="Folder of its repos; default: a temporary folder."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="A free one if omitted.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free port.")
 def rehearse_hub(root: Path | None, port: int) -> int:
-    """Serve a Hub of pretend repos, for practice offline."""
+    """Serve an emulated Hub on loopback, to practice offline."""
     import tempfile
 
     from gpuwarden.config import load_config
@@ -30,7 +30,7 @@ def rehearse_hub(root: Path | None, port: int) -> int:
 
 @cli.command("rehearse-world", hidden=True)
 def rehearse_world() -> int:
-    """Play the other side of a pretend world for an evaluation: orders as JSON lines, answers the same way."""
+    """Control a rehearsal's cloud for an evaluation: read commands as JSON lines, write replies as JSON lines."""
     from gpuwarden.lifecycle.records import story
     from gpuwarden.providers.rehearsal import RehearsalProvider
     from gpuwarden.rehearsal.cloud import Cloud

@@ -13,8 +13,8 @@ from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 @cli.command(cls=RunsProgram)
 @click.argument("what", nargs=-1, required=True, metavar="SCRIPT [ARGS]...")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
-@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="It gets a value that opens nothing.")
-@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder that goes along.")
+@click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A secret; the script gets a dummy value.")
+@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder that the script needs.")
 @JSON
 @runs_async
 async def rehearse(
@@ -22,9 +22,9 @@ async def rehearse(
 ) -> int:
     """Run a script's first step here, without a GPU.
 
-    That is one optimizer step, one save and one resume, in the sandbox of local jobs: without a network, without
-    secrets, with small models and few rows. A person is asked once for each script with its arguments. Exit code 1:
-    the script fails; 2: it can't be rehearsed.
+    That is one optimizer step, one save and one resume, in the sandbox of local jobs: without network and secrets,
+    with small models and few rows. The user is asked once for each script with its arguments. Exit code 1: the script
+    fails; 2: it can't be rehearsed.
     """
     from gpuwarden.core.errors import BadRequest
     from gpuwarden.core.inputs import build

@@ -1,4 +1,4 @@
-"""Draw the overview: what runs, what waits for a person, what bills, in the width of the terminal."""
+"""Draw the overview in the width of the terminal: running jobs, open approvals, billing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from gpuwarden.lifecycle.monitoring.waiting import Waiting
 
 MIN_ROWS = 3
 KINDS = {
-    "teardown": "to approve", "ordered": "ends", "unseen_end": "its end is not seen", "blocked": "blocked",
+    "teardown": "to approve", "ordered": "ends", "unseen_end": "end not confirmed", "blocked": "blocked",
     "unasked": "ended, bills", "spending": "to approve", "price": "the price rose",
 }  # fmt: skip
-"""A question in a word or two, by its kind."""
+"""A short label for each kind of question."""
 
 
 def status(reply: StatusReply) -> None:
@@ -48,9 +48,9 @@ def status(reply: StatusReply) -> None:
 def live_overview(
     ctx: Context, clean: Callable[[StatusReply], StatusReply]
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview in place, and yield a function that draws it again; it takes what could not be looked at.
+    """Show the overview in place, and yield a function that redraws it; its argument is the failed polls, with reasons.
 
-    `clean` takes secrets out of a reply.
+    `clean` removes secrets from a reply.
     """
     from rich.live import Live
 
@@ -65,7 +65,7 @@ def live_overview(
 
 
 def drawn(reply: StatusReply, height: int | None = None) -> Group:
-    """Return the overview as it is printed, shortened to a number of lines: what waits and runs goes first."""
+    """Return the overview for printing, shortened to `height` lines: open approvals and running jobs come first."""
     parts: list[RenderableType] = []
     asked = {waiting.job_id for waiting in reply.waiting}
     rows = 40 if height is None else max(MIN_ROWS, (height - 12) // 2)
@@ -85,7 +85,7 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
 
 
 def _questions(waiting: list[WaitingReply]) -> Table:
-    """Return each question in full, with the command that answers it on a line of its own."""
+    """Return each question in full, with the command that answers it on a separate line."""
     table = _plain_table()
     table.add_column(no_wrap=True)
     table.add_column()
@@ -97,9 +97,9 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 
 
 def _waiting(waiting: list[WaitingReply]) -> Table:
-    """Return one line for each question: its job, what the machine costs, and the command that answers it.
+    """Return one line for each question: its job, the cost of the machine, and the command that answers it.
 
-    On a narrow terminal names are shortened, never the command.
+    On a narrow terminal, names are shortened, never the command.
     """
     costs, answers = [], []
     for w in waiting:
@@ -128,7 +128,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
     for line in lines:
         bills = f"[yellow]bills {usd_per_hour(line.price_usd_per_hour)}[/] " if line.billing else ""
         cost = usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else ""
-        stays = f" [yellow]{console.shown(' and '.join(line.storage))} bills on[/]" if line.storage else ""
+        stays = f" [yellow]{console.shown(' and '.join(line.storage))} still billed[/]" if line.storage else ""
         clocks = "".join(f" [yellow]{local(c.at, '%m-%d %H:%M')} {console.shown(c.effect)}[/]" for c in line.clocks[:1])
         table.add_row(
             f"  [bold]{line.job_id}[/]",
@@ -142,7 +142,7 @@ def _jobs(lines: list[JobLineReply]) -> Table:
 
 
 def _ending(found: EndingReply | None) -> str:
-    """Return automatic teardown in a few words."""
+    """Return a short description of automatic teardown, empty if none applies."""
     if found is None or found.automatic_teardown is None or found.objected_at is not None:
         return ""
     at = f" at {local(found.ends_at)}" if found.ends_at is not None else " once proven"
@@ -150,9 +150,9 @@ def _ending(found: EndingReply | None) -> str:
 
 
 def _money(reply: StatusReply) -> list[str]:
-    """Return the lines on money and time: spent, billing now, machines of others, accounts that end."""
+    """Return the lines on money and time: spending, current billing, machines of others, accounts that run out."""
     spent = reply.spending
-    cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: any spending is asked about)"
+    cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: all spending needs approval)"
     lines = [
         f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {billing_now(reply)}"
     ]
@@ -206,7 +206,7 @@ def costs(reply: CostsReply) -> None:
         table.add_column(head, justify="right", no_wrap=True)
     for row in reply.rows:
         doubt = f" [magenta]and {row.unknown} unknown[/]" if row.unknown else ""
-        cap = "" if row.per_day_cap_usd is None else f" [dim](cap of a day {usd(row.per_day_cap_usd)})[/]"
+        cap = "" if row.per_day_cap_usd is None else f" [dim](cap per day {usd(row.per_day_cap_usd)})[/]"
         table.add_row(console.shown(row.key), f"{usd(row.usd)}{doubt}{cap}", str(row.machines))
     table.add_row("[bold]total[/]", f"[bold]{usd(reply.total_usd)}[/]", "")
     console.out.print(table)
@@ -217,7 +217,7 @@ def costs(reply: CostsReply) -> None:
 
 
 def costs_csv(reply: CostsReply) -> str:
-    """Return costs as CSV; a text that a spreadsheet would compute is written with a quote before it."""
+    """Return costs as CSV; text that a spreadsheet would evaluate is prefixed with a quote."""
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow([reply.by, "usd", "jobs", "jobs_of_unknown_cost"])
@@ -228,19 +228,19 @@ def costs_csv(reply: CostsReply) -> str:
 
 
 def waits(reply: WaitsReply) -> None:
-    """Print what waits for a person."""
+    """Print the open approvals."""
     if reply.waiting:
         console.out.print(_questions(reply.waiting))
     console.message(reply)
 
 
 def pending(waiting: Sequence[Waiting]) -> list[str]:
-    """Return the lines that other commands end with while something waits for a person, or ends unless they object."""
+    """Return the lines that end the output of other commands: open approvals, and machines about to be torn down."""
     lines = []
     ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
     for found, text in (
         (asked, f"{counted(len(asked), 'approval')} {'waits' if len(asked) == 1 else 'wait'} for you:"),
-        (ordered, f"{counted(len(ordered), 'machine')} will end by automatic teardown; to object:"),
+        (ordered, f"{counted(len(ordered), 'machine')} will end by automatic teardown; to cancel:"),
     ):
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

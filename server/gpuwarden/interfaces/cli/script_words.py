@@ -1,8 +1,8 @@
 """Split a command line that runs a program into gpuwarden's options and the program's words.
 
-`gpuwarden submit --platform local train.py --lr 2e-5` gives `--lr` to the script. An option of gpuwarden's that the
-script does not declare may come after it. `--` separates the two: before the program, or behind gpuwarden's options
-if those come after it.
+`gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. An option of gpuwarden that the
+script does not declare may come after the script. `--` separates the two: before the program, or after gpuwarden's
+options if those come after it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _END: Final = "--"
 
 
 class RunsProgram(click.Command):
-    """A command whose argument WHAT is a program with its words."""
+    """A command whose argument WHAT is a program with its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse gpuwarden's options, and leave the program's words as they are."""
+        """Parse gpuwarden's options, and leave the program's words unchanged."""
         what = self._what(ctx, args, interspersed=False)
         if not what or not self.takes_words(what[0]):
             return super().parse_args(ctx, args)
@@ -47,7 +47,7 @@ class RunsProgram(click.Command):
         return super().parse_args(ctx, [*ours, _END, program, *words])
 
     def takes_words(self, program: str) -> bool:
-        """Return whether what follows is the program's: a fan-out's id takes gpuwarden's options."""
+        """Return whether the following words belong to the program; after a fan-out's id they are gpuwarden's."""
         return not is_fan_out(program)
 
     def _what(self, ctx: click.Context, args: Sequence[str], *, interspersed: bool) -> tuple[str, ...]:
@@ -67,8 +67,8 @@ class RunsProgram(click.Command):
     def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return gpuwarden's options among a program's words, and the rest.
 
-        An option of gpuwarden's that the script is known not to declare is gpuwarden's wherever it stands.
-        Raises BadRequest if it can't be known whose option it is.
+        An option of gpuwarden that the script is known not to declare is gpuwarden's at any position.
+        Raises BadRequest if the owner of an option can't be determined.
         """
         options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
         if not options.keys() & {word.partition("=")[0] for word in words}:
@@ -86,7 +86,7 @@ class RunsProgram(click.Command):
                 continue
             if declared is None:
                 raise BadRequest(
-                    f"{name} comes after {program}, and it is not known whether {program} has such an option",
+                    f"{name} comes after {program}, and gpuwarden can't determine whether {program} has this option",
                     f"Put {name} before {program}, or `{_END}` before {program} if {name} is the program's.",
                 )
             takes_next = not option.is_flag and "=" not in word
@@ -96,22 +96,22 @@ class RunsProgram(click.Command):
 
 
 class RunsScript(RunsProgram):
-    """The same, where only a script.py has words: a model's id or a folder has none."""
+    """A command whose argument WHAT is a script.py with its arguments, or one word such as a model's id."""
 
     def takes_words(self, program: str) -> bool:
-        """Return whether what follows is the program's."""
+        """Return whether the following words belong to the program."""
         return program.endswith(".py")
 
 
 def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags that a program declares, as far as its text is known. Nothing is run."""
+    """Return the flags that a program declares, read from its text without running it; unknown unless it is a .py."""
     from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
 
     return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()
 
 
 def read_script_file(path: Path) -> str:
-    """Return a script's text, bounded. Raises BadRequest that says what is wrong with the file."""
+    """Return a script's text. Raises BadRequest if the file can't be read, is too large or is not UTF-8."""
     from gpuwarden.core.models import MAX_SCRIPT_BYTES
 
     try:
@@ -121,7 +121,7 @@ def read_script_file(path: Path) -> str:
         raise BadRequest(f"the script {path} can't be read: {error.strerror}", "Check the path.") from error
     if len(content) > MAX_SCRIPT_BYTES:
         raise BadRequest(
-            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+            f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move data into separate files."
         )
     try:
         return content.decode("utf-8")

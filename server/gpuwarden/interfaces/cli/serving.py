@@ -11,18 +11,18 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 uses a free port.")
 @click.option("--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front.")
 @click.option("--no-watch", is_flag=True, help="Start no watch; one runs elsewhere.")
 def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
     """Serve MCP, metrics and the page over HTTP.
 
-    Whoever calls needs a token: gpuwarden token create. A browser gets in by gpuwarden dashboard.
+    Clients need a token: gpuwarden token create. A browser gets access with gpuwarden dashboard.
     """
     from gpuwarden.interfaces.http.running import listen, run
     from gpuwarden.interfaces.http.serving import Serving, Settings
 
-    Settings(host, port, public_url)  # refuse an address that others can reach before anything listens
+    Settings(host, port, public_url)  # refuse a public address before listening
     ctx = open_context("http")
     with listen(host, port) as listener:
         settings = Settings(host, listener.getsockname()[1], public_url)
@@ -36,7 +36,7 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 @click.option("--public", is_flag=True, help="Print the link at the address of --public-url, for a phone.")
 @JSON
 def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
-    """Open the page of the server that runs. The link works once, for two minutes, and lets a browser read."""
+    """Open the page of the running server. The link works once, for two minutes, and gives a browser read access."""
     from gpuwarden.core.errors import NotFound
     from gpuwarden.interfaces.http.record import running_server
     from gpuwarden.interfaces.http.tokens import TokenStore
@@ -56,7 +56,7 @@ def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
 
 
 def _opened(link: str) -> bool:
-    """Open a link in the user's browser. It goes through a private file, so that no process list shows it."""
+    """Open a link in the user's browser, through a private file, so that the link appears in no process list."""
     import html
     import tempfile
     import webbrowser
@@ -68,7 +68,7 @@ def _opened(link: str) -> bool:
 
 @cli.group()
 def token() -> None:
-    """Make, list and revoke tokens of the server's clients."""
+    """Create, list and revoke tokens of the server's clients."""
 
 
 @token.command(name="create")
@@ -80,16 +80,16 @@ def token() -> None:
     multiple=True,
     default=("read",),
     show_default=True,
-    help="What it may do; submit also spends inside your caps. No token approves.",
+    help="Its permissions; submit also spends within your caps. No token can approve.",
 )
 @click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
-@click.option("--person", default="", metavar="NAME", help="Whom it acts for; without it, you.")
+@click.option("--person", default="", metavar="NAME", help="User on whose behalf it acts; by default you.")
 @JSON
 @runs_async
 async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:
-    """Make a token for one client, and show it once.
+    """Create a token for one client, and show it once.
 
-    It asks a person at a terminal, and for the PIN where one is set; the token appears on that terminal only.
+    It asks the user at a terminal, and for the PIN if one is set. The token appears only on that terminal.
     """
     from gpuwarden.interfaces.cli.tokens import create_token
 
@@ -99,7 +99,7 @@ async def create(name: str, scopes: tuple[str, ...], days: float, person: str, a
 @token.command(name="list")
 @JSON
 def list_all(as_json: bool) -> int:
-    """List the tokens that are valid, without their secrets."""
+    """List the valid tokens, without their secrets."""
     from gpuwarden.interfaces.cli.tokens import list_tokens
 
     return answer(list_tokens(open_context()), as_json, "tokens")

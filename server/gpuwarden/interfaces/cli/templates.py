@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform of the printed command if none is named: it costs nothing."""
+"""The platform of the printed command if none is given: a free one."""
 GUESS_S = 4 * 3600
 
 
 @cli.group()
 def template() -> None:
-    """Take a training script that is ready, and rows for it."""
+    """Use a shipped training script, and convert rows for it."""
 
 
 @template.command(name="list")
@@ -46,7 +46,7 @@ def list_templates(as_json: bool) -> int:
 @click.argument("name")
 @JSON
 def show(name: str, as_json: bool) -> int:
-    """Show one template: what it does, its rows and its settings."""
+    """Show one template: its purpose, rows and settings."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.results.templates import template_shown
     from gpuwarden.static_analysis.shipped_trainers import ALIASES, trainer
@@ -70,8 +70,8 @@ def show(name: str, as_json: bool) -> int:
 @click.option("--model", default="", help="Hub id or folder.")
 @click.option("--dataset", default="", help="Hub id, file or folder.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, see `template show NAME`.")
-@click.option("--platform", default="", help="Where it will run; see `gpuwarden profiles`.")
-@click.option("--push", default="", metavar="OWNER/NAME", help="Hub repo that the results go to.")
+@click.option("--platform", default="", help="Platform to run on; see `gpuwarden profiles`.")
+@click.option("--push", default="", metavar="OWNER/NAME", help="Hub repo for the results.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option("--timeout", "timeout_s", type=int, default=None, metavar="SECONDS", help="Hard limit of the job.")
 @click.option(
@@ -85,9 +85,9 @@ async def write(
 ) -> int:  # fmt: skip
     """Write a template's script, and the command that submits it.
 
-    The script is the shipped one, byte for byte: the submit gate knows it by its digest and checks the arguments. With
-    a model and a dataset, both are looked at, and what they ask for is among the arguments: config, split, names of
-    columns, a chat template.
+    The script is the shipped one, byte for byte: the submit gate recognizes its digest and checks the arguments. If a
+    model and a dataset are given, both are inspected and the arguments set as they require: config, split, column
+    names, a chat template.
     """
     from gpuwarden.hub.client import HubConfig
     from gpuwarden.interfaces.results.templates import filled_reply
@@ -125,13 +125,13 @@ async def write(
 
 
 def refuse_to_overwrite(file: Path) -> None:
-    """Raise BadRequest where a file exists."""
+    """Raise BadRequest if a file exists."""
     if file.exists() or file.is_symlink():
         raise BadRequest(f"{file} exists; nothing was written", "Pass --out with another name, or move that file.")
 
 
 def print_filled(reply: FilledReply) -> None:
-    """Print what was written, what was seen, and the command that submits it."""
+    """Print the written file, the facts about model and dataset, and the command that submits it."""
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.cli.wording import option
 
@@ -151,7 +151,7 @@ def print_filled(reply: FilledReply) -> None:
         for value in values if isinstance(values, list) else [values]:
             words += [option(name), str(value)]
     words += ["--durable-storage"] if given.get("durable_storage") else []
-    # Options of the job come first; everything behind the script is the script's own.
+    # Options of the job come first; all words after the script go to the script.
     words += ["--", str(given["script"]), *given.get("args", [])]
     out.print(f"\n{shown(shlex.join(words))}", soft_wrap=True)
     if reply.message:
@@ -176,8 +176,8 @@ async def convert(
     """Convert rows into the form that the template NAME reads.
 
     SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of pictures, or the id of a Hub
-    dataset; ShareGPT, Alpaca, questions with answers, transcripts and preference pairs are known. Three rows are shown
-    before and after. FILE is the new jsonl file; without it nothing is written.
+    dataset. Recognized forms are ShareGPT, Alpaca, questions with answers, transcripts and preference pairs. Three
+    rows are shown before and after. FILE is the new jsonl file; without it, nothing is written.
     """
     from gpuwarden.hub.client import HubClient, HubConfig
     from gpuwarden.interfaces.results.templates import converted_reply
@@ -208,7 +208,7 @@ async def convert(
 
 
 def is_hub_id(source: Path) -> bool:
-    """Return whether a source is a Hub dataset: owner/name, and nothing here has that path."""
+    """Return whether a source is a Hub dataset: owner/name, and not an existing local path."""
     return len(source.parts) == 2 and not source.is_absolute() and not source.suffix and not source.exists()
 
 

@@ -1,4 +1,4 @@
-"""Make, list and revoke tokens of the HTTP server. A person at a terminal makes them: no agent gives itself one."""
+"""Create, list and revoke tokens of the HTTP server. Creating one needs the user at a terminal, so no agent can."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ class TokensReply(Result):
 async def create_token(
     ctx: Context, name: str, scopes: Sequence[str], days: float, terminal: Terminal | None = None, person: str = ""
 ) -> Result:
-    """Make a token once a person at a terminal said yes, and show it there: never in a reply, which a program reads."""
+    """Create a token after the user approves at a terminal, and show it only there, never in a reply.
+
+    Raises Refused if the answer is no.
+    """
     store, person = TokenStore(ctx.home, ctx.clock), person or user_here()
     check_name(ctx, person)
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         asked.say(f"A token named {name!r} of {person} for {', '.join(scopes)}, valid for {days:g} days.")
         if "submit" in scopes:
-            asked.say("Whoever has it can submit and cancel jobs, and spend inside your caps, until you revoke it.")
-        if asked.ask("Type yes to make it: ") != "yes":
-            raise Refused("no token was made")
+            asked.say("Any holder can submit and cancel jobs, and spend within your caps, until you revoke it.")
+        if asked.ask("Type yes to create it: ") != "yes":
+            raise Refused("no token was created")
         await check_pin(ctx, asked)
         grant, secret = store.create(name, cast("Sequence[Scope]", scopes), days, person)
         made = TokenMade(
@@ -60,7 +63,7 @@ async def create_token(
             person=person,
         )
         ctx.ledger.add(f"token/{grant.id}", made)
-        asked.say("The token, shown only now; put it where the client keeps its secrets:")
+        asked.say("The token, shown only once; store it in the client's secrets:")
         asked.say(secret)
     return Result(code="created", message=f"Token {grant.name!r} ({grant.id}) is valid until {_at(grant.expires_at)}.")
 
@@ -79,14 +82,14 @@ def list_tokens(ctx: Context) -> TokensReply:
         )
         for grant in found
     ]
-    return TokensReply(message="" if found else "There is no token.", tokens=rows)
+    return TokensReply(message="" if found else "No valid tokens.", tokens=rows)
 
 
 def revoke_token(ctx: Context, name: str) -> Result:
     """Revoke a token by its name or id. Raises NotFound."""
     grant = TokenStore(ctx.home, ctx.clock).revoke(name)
     ctx.ledger.add(f"token/{grant.id}", TokenRevoked(name=grant.name, by=user()))
-    return Result(code="revoked", message=f"Token {grant.name!r} ({grant.id}) is refused from now on.")
+    return Result(code="revoked", message=f"Token {grant.name!r} ({grant.id}) is revoked.")
 
 
 def _at(seconds: float) -> str:

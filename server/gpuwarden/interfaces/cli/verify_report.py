@@ -1,4 +1,4 @@
-"""A verification's report as a table that a person reads. What is wrong comes first, what is fine may be cut off."""
+"""Print a verification report as a table. Problems come first; proven rows may be cut off."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def show(report: Report) -> None:
-    """Print the verdict, what speaks against it, the checkpoints and files, what was not checked."""
+    """Print the verdict, the problems, the checkpoints and files, and the unchecked aspects."""
     newest = (
         f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
@@ -34,7 +34,7 @@ def show(report: Report) -> None:
     table.add_column("verdict", no_wrap=True)
     table.add_column("path", overflow="fold", ratio=3)
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("what was found", overflow="fold", ratio=5)
+    table.add_column("problems or proof", overflow="fold", ratio=5)
     for row in rows[:SHOWN]:
         lines = [f"[red]{safe(t)}[/]" for t in row.problems] + [f"[magenta]{safe(t)}[/]" for t in row.doubts]
         if row.verdict is Verdict.PROVEN:
@@ -63,12 +63,12 @@ def _said(lines: Sequence[str], style: str, before: str) -> None:
 
 
 def safe(text: str) -> str:
-    """Return foreign text that a terminal can print."""
+    """Return foreign text, escaped for printing at a terminal."""
     return escape(plain(text))
 
 
 def sized(count: int) -> str:
-    """Return a number of bytes in the unit that suits it: 1.2 GB."""
+    """Format a number of bytes in a suitable unit: 1.2 GB."""
     size, unit = float(count), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -1,6 +1,6 @@
 """Install the watch as a service of this account: a systemd user unit, or a launchd agent.
 
-A service has none of the shell's variables, so its keys come from a private file that the watch reads when it starts.
+A service does not inherit the shell's variables, so the watch reads its keys from a private file when it starts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpuwarden.private import private_folder, write_private
 NAME: Final = "gpuwarden-watch"
 LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
-"""The file of keys, beside the policy: one NAME=VALUE a line."""
+"""The file of keys, beside the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
-"""Variables that say where the ledger and the policy are; a service has to use the same."""
+"""Variables with the paths of the ledger and the policy; a service must use the same ones."""
 WAIT_S: Final = 30.0
 
 
@@ -40,12 +40,12 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
     """Return the text of a systemd user unit."""
     settings = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in env.items())
     if set(argv[0]) & set("\"'\\"):
-        raise BadRequest(f"systemd takes no quote in a program's path: {argv[0]}", "Install gpuwarden elsewhere.")
+        raise BadRequest(f"systemd allows no quote in a program's path: {argv[0]}", "Install gpuwarden elsewhere.")
     program, *rest = map(_quoted, argv)
-    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # no variable is expanded in a program
+    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # the program itself is not expanded
     return (
         "[Unit]\n"
-        "Description=gpuwarden watch: moves GPU jobs on and alerts\n"
+        "Description=gpuwarden watch: advances GPU jobs and sends alerts\n"
         "\n"
         "[Service]\n"
         "Type=exec\n"
@@ -64,9 +64,9 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote one word for a unit file, where a line end can't be written."""
+    """Quote one word for a unit file. Raises BadRequest for control characters, which a unit file can't contain."""
     if any(ord(c) < 32 for c in word):
-        raise BadRequest("a path of the watch contains a control character", "Choose a plainer folder.")
+        raise BadRequest("a path of the watch contains a control character", "Choose another folder.")
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"'
 
@@ -86,20 +86,20 @@ def launchd_agent(argv: list[str], env: Mapping[str, str]) -> bytes:
 
 
 def service_file() -> Path:
-    """Return where this account's service manager reads the service. Raises NotSupported where there is none."""
+    """Return the path of this account's service file. Raises NotSupported without systemd or launchd."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
     if shutil.which("systemctl") is None:
         raise NotSupported(
             "this system has neither systemd nor launchd",
-            "Start the watch from cron: `@reboot` and every five minutes; a second one only follows the first.",
+            "Start the watch from cron: `@reboot` and every five minutes; a second watch only follows the first.",
         )
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "systemd" / "user" / f"{NAME}.service"
 
 
 def install(keys: Path) -> Result:
-    """Write the service and start it. Where the service manager can't be reached now, it starts at the next login."""
+    """Write the service and start it. If the service manager is not reachable, it starts at the next login."""
     file, env = service_file(), {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     file.parent.mkdir(parents=True, exist_ok=True)
     if sys.platform == "darwin":
@@ -111,13 +111,13 @@ def install(keys: Path) -> Result:
         problem = problem or _ask("systemctl", "--user", "enable", "--now", f"{NAME}.service")
     if not keys.exists():
         private_folder(keys.parent)
-        write_private(keys, "# One NAME=VALUE a line: the keys that the watch needs, such as RUNPOD_API_KEY=...\n")
-    later = f" It could not be started now ({problem})." if problem else " It runs."
+        write_private(keys, "# One NAME=VALUE per line: the keys that the watch needs, such as RUNPOD_API_KEY=...\n")
+    later = f" It could not be started ({problem})." if problem else " It runs."
     return Result(
         ok=not problem,
         code="not_started" if problem else "ok",
         message=f"The watch is installed as {file}.{later}",
-        hint=f"Put the platforms' keys into {keys}; nobody else can read it. `loginctl enable-linger` keeps the watch "
+        hint=f"Put the platforms' keys into {keys}; only you can read it. `loginctl enable-linger` keeps the watch "
         "running while you are logged out.",
     )
 
@@ -134,11 +134,11 @@ def uninstall() -> Result:
     file.unlink()
     if sys.platform != "darwin":
         _ask("systemctl", "--user", "daemon-reload")
-    return Result(message=f"The watch does not run as a service any more; {file} was removed.")
+    return Result(message=f"The watch no longer runs as a service; {file} was removed.")
 
 
 def _ask(*argv: str) -> str:
-    """Run a command of the service manager. Return why it failed; empty when it did not."""
+    """Run a command of the service manager. Return the reason of a failure, empty on success."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, check=False
@@ -150,7 +150,7 @@ def _ask(*argv: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """State of the watch: does one lead a ledger, and is the service installed?"""
+    """State of the watch: whether one leads the ledger, and whether the service is installed."""
 
     leads: bool
     installed: bool
@@ -176,7 +176,7 @@ def runs(home: Path) -> Runs:
 
 
 def read_keys(file: Path) -> dict[str, str]:
-    """Return the variables of a file of keys. Raises BadRequest for one that others can read, or with a bad line."""
+    """Return the variables in a file of keys. Raises BadRequest if others can read it or a line is invalid."""
     try:
         mode, text = file.stat().st_mode, file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -189,6 +189,6 @@ def read_keys(file: Path) -> dict[str, str]:
             continue
         name, mark, value = row.partition("=")
         if not mark or not name.strip().isidentifier() or name.strip().startswith("GPUWARDEN_"):
-            raise BadRequest(f"line {number} of {file} is not NAME=VALUE, or sets gpuwarden itself", "Fix that line.")
+            raise BadRequest(f"line {number} of {file} is not NAME=VALUE, or sets GPUWARDEN_*", "Fix that line.")
         found[name.strip()] = value.strip()
     return found

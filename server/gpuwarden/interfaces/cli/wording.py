@@ -1,4 +1,4 @@
-"""Next steps in the words of a terminal: commands and options that can be pasted."""
+"""Format next steps for the terminal, as commands and options that can be pasted."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ OPTIONS: Final = {
     "outputs": "--output",
     "secrets": "--secret",
 }
-"""Arguments whose option has another name; every other one is called alike."""
+"""Arguments whose option has another name; all other options have the name of the argument."""
 _OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
-"""Commands for what the id of a fan-out is given to, in place of a job's."""
+"""The commands of actions whose `job_id` is the id of a fan-out."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
 _POSITIONAL: Final = {
     Action.VERIFY: ("path",),
@@ -89,9 +89,9 @@ def in_command(step: NextStep) -> str:
         case Action.SET_ARGUMENT | Action.LEAVE_OUT_ARGUMENT:
             return sentence(_argument(step), step)
         case Action.SUBMIT:
-            # An empty value, as of a receipt, means that the option is left out.
+            # An empty value, such as an empty receipt, means that the option is omitted.
             changes = " ".join(_options({name: value for name, value in given.items() if value != ""}))
-            if given.get("receipt") and len(given) == 1:  # a receipt has its arguments with it
+            if given.get("receipt") and len(given) == 1:  # a receipt includes its arguments
                 return sentence(f"run `gpuwarden submit {changes}`", step)
             call = "run the same `gpuwarden submit` again" + (f" with `{changes}`" if changes else "")
             return sentence(call + (" without --receipt" if given.get("receipt") == "" else ""), step)
@@ -103,7 +103,7 @@ def in_command(step: NextStep) -> str:
 
 
 def command(step: NextStep) -> str:
-    """Return the command line of a step, quoted for a POSIX shell. What is not known is in capitals."""
+    """Return the command line of a step, quoted for a POSIX shell. Unknown values are placeholders in capitals."""
     names = _POSITIONAL.get(step.action, ("job_id",))
     if "job_id" in step.parameters:
         names = ("job_id",)
@@ -116,7 +116,7 @@ def command(step: NextStep) -> str:
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:
-    """Return each parameter as an option; a list is one option for each of its items, and true is a flag."""
+    """Return each parameter as an option; a list gives one option per item, and true gives a flag."""
     return [
         option(name) if item is True else f"{option(name)} {_word(item)}"
         for name, value in given.items()
@@ -140,5 +140,5 @@ def _argument(step: NextStep) -> str:
 
 
 def _word(value: Scalar) -> str:
-    """Quote one value. A line end or an escape in a foreign name is shown as a replacement character."""
+    """Quote one value, with a replacement character for each line end or escape in it."""
     return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

@@ -1,7 +1,7 @@
-"""Read which hooks a person trusted in Codex, which runs no other.
+"""Read which hooks the user trusted in Codex; it runs no others.
 
-Codex keeps a digest of each hook that was trusted in its `config.toml`, under the hook's file and place, and under the
-plugin's name where a plugin brings it.
+Codex stores a digest of each trusted hook in its `config.toml`, under the hook's file and position, and under the
+plugin's name if a plugin installs it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EVENT: Final = "pre_tool_use"
 
 
 def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: Mapping[str, Any]) -> bool:
-    """Return whether Codex would run a hook that it keeps under one of `keys`.
+    """Return whether Codex would run a hook that it stores under one of `keys`.
 
-    A person trusted it as it is now, and nobody switched it off since. Of a plugin's hook the digest of the plugin
-    follows its own.
+    The user trusted the hook in its present form and has not disabled it since. For a plugin's hook, the digest of the
+    plugin follows that of the hook.
     """
     kept = [state for key, state in _states(config).items() if key in set(keys)]
     identity = {"event_name": EVENT, "matcher": group.get("matcher"), "hooks": [{"async": False, **hook}]}
@@ -33,7 +33,7 @@ def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: M
 
 
 def plugin_trusted(config: Path, plugin: Path, name: str) -> bool:
-    """Return whether Codex would run the first hook that a plugin in a folder brings for a call."""
+    """Return whether Codex would run the first tool-call hook of the plugin in a folder."""
     file = "hooks/codex.json"
     try:
         group = json.loads((plugin / file).read_text("utf-8"))["hooks"]["PreToolUse"][0]

@@ -1,9 +1,10 @@
-"""Install the guard as a hook of coding agents, beside whatever other hooks the user has.
+"""Install the guard as a hook of coding agents, next to the user's other hooks.
 
 Formats: Claude Code `settings.json`, Codex `hooks.json` and Gemini `settings.json` have lists of matcher groups by
-event; Cursor `hooks.json` has `version` 1 and a list of commands by event. The hook runs this installation's guard.
-What it protects, and the patterns that providers declare, are written into a file beside the ledger, so that a call
-imports no provider. A plugin brings the same hooks. Its guard runs from the plugin's folder, and writes that file.
+event; Cursor `hooks.json` has `version` 1 and a list of commands by event. The hook runs the guard of this
+installation. The protected paths and the patterns that providers declare are written to a file next to the ledger, so
+a call imports no provider. A plugin installs the same hooks. Its guard runs from the plugin's folder and writes that
+file itself.
 """
 
 from __future__ import annotations
@@ -34,36 +35,35 @@ from gpuwarden.private import private_folder, write_private
 from gpuwarden.running_servers import folder as servers_folder
 
 LIMITS: Final = (
-    "The guard reads shell commands, edits and calls of other MCP servers. It can't stop a script file that is run, a "
-    "computed or encoded command, what is typed into a program that runs already, another program that has the "
-    "account's key, or a person."
+    "The guard checks shell commands, edits and calls of other MCP servers. It can't block script files, computed or "
+    "encoded commands, input typed into a running program, other programs that have the account's key, or the user."
 )
 ANSWERING: Final = ("Elicitation", "ElicitationResult")
-"""Events of Claude Code whose hooks answer a server's form, or change the answer."""
-FORMS: Final = "A hook answers forms in your place there: keep elicitation out of approval.channels in the policy."
-TRUST: Final = "Codex runs no hook that nobody trusted: in Codex, a person types /hooks and trusts this one."
-# Claude Code shows a model this text whenever the guard says no, as part of the command: so it is short.
+"""Claude Code events whose hooks answer a server's form or change the answer."""
+FORMS: Final = "a hook there answers forms for you; keep elicitation out of approval.channels in the policy."
+TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this one."
+# Claude Code includes this text, as part of the command, whenever the guard blocks a call, so it is short.
 GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
 NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
 )
 TIMEOUT_S: Final = 60
-"""The guard ends itself long before; a client lets a call pass whose hook is late."""
+"""The guard exits long before this; if a hook times out, the client allows the call."""
 BACKUP: Final = ".before-gpuwarden"
 GUARD: Final = "guard.json"
 
 
 def or_deny(why: str) -> str:
-    """Return the end of a hook's command that stops the call where the guard itself fails.
+    """Return the end of a hook's command, which blocks the call if the guard itself fails.
 
-    Every client takes an exit code that is not 2 for a pass: a crash's 1, a killed process's 137, a shell's 127.
+    Every client allows the call on an exit code other than 2: 1 of a crash, 137 of a killed process, 127 of a shell.
     """
     return f" || {{ [ $? -eq 2 ] || echo {shlex.quote(why)} >&2; exit 2; }}"
 
 
 @dataclass(frozen=True)
 class Client:
-    """One agent: its folder, its file, and the events with what each is matched with."""
+    """A coding agent: its folder, its settings file, and its events with their matchers."""
 
     name: str
     folder: str
@@ -73,16 +73,16 @@ class Client:
 
     @property
     def grouped(self) -> bool:
-        """Return whether an event has groups of hooks, as in Claude Code, or plain commands, as in Cursor."""
+        """Return whether an event has groups of hooks, as in Claude Code, instead of plain commands, as in Cursor."""
         return self.name != "cursor"
 
     @property
     def timeout(self) -> int:
-        """Return how long a call waits for the guard, in the client's unit."""
+        """Return the hook's timeout in the client's unit: milliseconds for Gemini, seconds for the others."""
         return TIMEOUT_S * (1000 if self.name == "gemini" else 1)
 
     def entry(self, command: str, matcher: str | None) -> dict[str, Any]:
-        """Return the entry of one event that runs a command."""
+        """Return an event's entry that runs the command."""
         if self.grouped:
             return {
                 "matcher": matcher,
@@ -120,21 +120,21 @@ CLIENTS: Final = (
 
 
 class HooksReply(Result):
-    """By client: `installed`, `untrusted` (there, but not run before a person trusts it), `absent`, `stale` (ours, but
-    not of this installation), `the plugin brings it` or `not found here`.
+    """State by client: `installed`, `untrusted` (present, but not run until the user trusts it), `absent`, `stale` (a
+    guard of another installation), `the plugin brings it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
     answering: list[str] = Field(default_factory=list)
-    """The settings files with a hook that answers forms."""
+    """Settings files with a hook that answers forms."""
 
 
 def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str, str]) -> HooksReply:
-    """Install, uninstall or only look. Without names: the clients whose folder exists.
+    """Install or uninstall the hooks, or only report their state. Without names: the clients whose folder exists.
 
-    Raises BadRequest, before a client's file is written, when one is not a JSON object of the known form or the guard
-    can't start.
+    Raises BadRequest, before any client's file is written, if one of them is not a JSON object of the known form or
+    the guard can't start.
     """
     homes = _homes(env)
     chosen = [c for c in CLIENTS if (c.name in names if names else homes[c].is_dir())]
@@ -161,7 +161,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
-    """Return the settings of this user, of a project's folder and of plugins that have a hook which answers forms."""
+    """Return the settings files of this user, the project and plugins that have a hook which answers forms."""
     folders = [*homes.values(), project / ".claude"]
     files = {
         f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
@@ -176,7 +176,7 @@ def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
 
 
 def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the file of a client that `install` would write to, and what it would add there."""
+    """Return the client's file that `install` would write, and the text that it would add."""
     client = next(c for c in CLIENTS if c.name == name)
     command = _command(client, config)
     table = {"hooks": {event: [client.entry(command, matcher)] for event, matcher in client.events}}
@@ -184,10 +184,10 @@ def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path,
 
 
 def plugin_hooks(name: str) -> dict[str, Any]:
-    """Return the hooks file of a plugin, whose folder the client puts in place of CLAUDE_PLUGIN_ROOT.
+    """Return the hooks file of a plugin. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
 
-    At the start of a session the plugin's packages are downloaded and the guard's file is written, so that a call
-    finds both. A call downloads nothing and waits for no download: it would be late, and a late hook lets it pass.
+    The plugin's packages are downloaded and the guard's file is written when a session starts. A call never downloads
+    or waits for a download: its hook would time out, and the client allows a call whose hook times out.
     """
     client = next(c for c in CLIENTS if c.name == name)
     start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
@@ -199,7 +199,7 @@ def plugin_hooks(name: str) -> dict[str, Any]:
 
 
 def place_guard(env: Mapping[str, str]) -> Path:
-    """Write what a plugin's guard protects beside the ledger that the environment names, and return that file."""
+    """Write the file of a plugin's guard next to the ledger of this environment, and return its path."""
     config = load_config(env)
     _place_guard(config, [home / c.file for c, home in _homes(env).items()])
     return _folder(config) / GUARD
@@ -214,32 +214,32 @@ def _folder(config: Config) -> Path:
 
 
 def _command(client: Client, config: Config) -> str:
-    """Return what the client's shell runs. The environment can't give Python another place to import from."""
+    """Return the command for the client's shell. `-E -P` keep the environment from changing Python's import path."""
     words = (sys.executable, "-E", "-P", "-m", MARK, client.name, str(_folder(config) / "guard.json"))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     return command if os.name == "nt" else command + or_deny(GONE)
 
 
 def _place_guard(config: Config, settings: list[Path]) -> None:
-    """Write what the guard protects beside the ledger, and try the guard. Raises BadRequest when it can't start."""
+    """Write the guard's file next to the ledger, then test the guard. Raises BadRequest if it can't start."""
     folder = _folder(config)
     private_folder(config.home)
-    private_folder(folder).chmod(0o700)  # an older version made it for all to read
+    private_folder(folder).chmod(0o700)  # an older version made it world-readable
     (folder / OLD_MARK).unlink(missing_ok=True)
     write_private(folder / "guard.json", _told(config, settings).encode())
     argv = [sys.executable, "-E", "-P", "-m", MARK, "claude", str(folder / "guard.json")]
     call = json.dumps({"tool_name": "Bash", "tool_input": {"command": "true"}, "cwd": str(folder)})
     tried = subprocess.run(argv, input=call, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if tried.returncode:
-        said = (tried.stderr.strip().splitlines() or ["no word"])[-1][:300]
+        said = (tried.stderr.strip().splitlines() or ["no output"])[-1][:300]
         raise BadRequest(
-            f"the guard can't start here and would stop every call, so nothing was changed: {said}",
-            "Install gpuwarden with its dependencies into one environment, then call again.",
+            f"the guard can't start here and would block every call, so nothing was changed: {said}",
+            "Install gpuwarden with its dependencies into one environment, then retry.",
         )
 
 
 def _told(config: Config, settings: list[Path]) -> str:
-    """Return what the guard reads at each call."""
+    """Return the content of the file that the guard reads at each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
     plugins = [  # where clients keep their copies of the plugin
@@ -272,22 +272,22 @@ def _plain(file: Path) -> str:
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
-    """Return a client's settings. Raises BadRequest for what is not understood; such a file is never written."""
+    """Return a client's settings. Raises BadRequest for an unknown format; such a file is never written."""
     try:
         table = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise BadRequest(f"{file} is not JSON, so nothing was changed", "Fix it, then call again.") from error
+        raise BadRequest(f"{file} is not JSON, so nothing was changed", "Fix the file, then retry.") from error
     hooks_table = table.get("hooks", {}) if isinstance(table, dict) else None
     known = isinstance(hooks_table, dict) and all(isinstance(hooks_table.get(e, []), list) for e, _ in client.events)
     if not known:
-        raise BadRequest(f"{file} has hooks of an unknown form, so nothing was changed", "Fix it, then call again.")
+        raise BadRequest(f"{file} has hooks in an unknown format, so nothing was changed", "Fix the file, then retry.")
     return dict(table)
 
 
 def _is_ours(entry: Any) -> bool:
-    """Return whether an entry, or a hook in a matcher group, runs this guard, or an older install's."""
+    """Return whether an entry, or a hook in a matcher group, runs this guard or that of an older installation."""
     return any((MARK in text or OLD_MARK in text) and "guard.json" in text for text in _texts(entry))
 
 
@@ -298,7 +298,7 @@ def _texts(entry: Any) -> list[str]:
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """Return the entries without our hook; what somebody put into its group stays."""
+    """Return the entries without our hook. Other hooks in its group stay."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -309,7 +309,7 @@ def _without(entries: list[Any]) -> list[Any]:
 
 
 def _install(client: Client, file: Path, table: dict[str, Any], command: str) -> None:
-    """Put the hook behind the others of each event; a copy of the file as it was is kept beside it."""
+    """Add the hook after the others of each event, and keep a backup of the original file next to it."""
     before = json.dumps(table)
     was_ours = _installed(client, table)
     if not client.grouped:
@@ -332,7 +332,7 @@ def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
 
 
 def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
-    """Take our entries out. The file as it was comes back to the byte when nothing else changed since."""
+    """Remove our entries. If nothing else changed since, restore the original file byte for byte."""
     if not _installed(client, table):
         return
     events = table["hooks"]
@@ -362,7 +362,7 @@ def _same(client: Client, before: dict[str, Any], after: dict[str, Any]) -> bool
 
 
 def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> str:
-    """Return how a client's hook is: installed, absent, stale or untrusted."""
+    """Return the state of a client's hook: installed, absent, stale or untrusted."""
     table = _read(client, file)
     ours = _installed(client, table)
     if not ours:
@@ -376,7 +376,7 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Return whether Codex would run our hook in a file."""
+    """Return whether Codex would run our hook in this file."""
     for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
         for h, hook in enumerate(group.get("hooks", [])):
             if _is_ours(hook):
@@ -386,7 +386,7 @@ def _trusted(client: Client, file: Path) -> bool:
 
 
 def by_plugin(name: str, env: Mapping[str, str]) -> str:
-    """Return how the guard is that a client's plugin brings; empty where no plugin brings one."""
+    """Return the state of the guard that a client's plugin installs; empty if no plugin installs one."""
     client = client_files(env)[name]
     if name not in BRINGS_GUARD or (folder := plugin_folder(client)) is None:
         return ""
@@ -396,10 +396,10 @@ def by_plugin(name: str, env: Mapping[str, str]) -> str:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Replace a file at once, through a link if it is one, with the mode and the owner it had.
+    """Replace a file atomically, following links, and keep its mode and owner.
 
-    A new file is its owner's alone, since a person may put a key beside what was written. Raises OSError, for a file
-    that nobody may write to as well.
+    A new file is readable by its owner only, since the user may later add a key to it. Raises OSError, also for a
+    read-only file.
     """
     target = file.resolve()
     fresh = target.with_name(f"{target.name}.{os.getpid()}.new")

@@ -1,1 +1,1 @@
-"""What `gpuwarden serve` answers over HTTP: MCP, the metrics and alerts contract, and the page."""
+"""The HTTP interface of `gpuwarden serve`: MCP, the metrics and alerts contract, and the page."""

@@ -1,4 +1,4 @@
-"""Find out who calls, and let each route say what that takes: no answer without a principal, also on loopback."""
+"""Authenticate callers and check the scopes of each route. Every request needs a principal, also on loopback."""
 
 from __future__ import annotations
 
@@ -22,51 +22,49 @@ from gpuwarden.job_tokens import PREFIXES
 from gpuwarden.people import acting_as
 
 OPEN: Final = frozenset({"/enter"})
-"""Paths that need no principal: the one-time link that opens a browser session."""
+"""Paths that need no principal: the one-time link for a browser session."""
 JOB_KEYS: Final = tuple(f"{prefix}_" for prefix in PREFIXES.values())
 SAFE: Final = frozenset({"GET", "HEAD"})
 CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
 
 
 def cookie_name(serving: Serving) -> str:
-    """Return the name of a session's cookie: a browser keeps one jar for all ports of a host, so a port has its own."""
+    """Return the name of a session's cookie. It includes the port, as browsers share cookies among a host's ports."""
     return f"gpuwarden_session_{serving.settings.port}"
 
 
 def principal_of(connection: HTTPConnection) -> Principal:
-    """Return who sends a request."""
+    """Return the principal of a request."""
     return cast("Principal", connection.scope["gpuwarden.principal"])
 
 
 class Authenticate:
-    """ASGI middleware that refuses whoever presents nothing valid, before the path is looked at."""
+    """ASGI middleware that refuses requests without valid credentials, before routing."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app = app
         self.serving = serving
 
     async def __call__(self, scope: Asgi, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on with its principal."""
+        """Refuse one request, or pass it on with its principal."""
         if scope["type"] not in {"http", "websocket"} or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         found = self._who(headers)
         if found is None:
-            error = AuthFailed(
-                "no valid token", "A person makes one with gpuwarden token create, or runs gpuwarden dashboard."
-            )
+            error = AuthFailed("no valid token", "Create one with gpuwarden token create, or run gpuwarden dashboard.")
             await refuse(scope, receive, send, error, 401, CHALLENGE)
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):
-            await refuse(scope, receive, send, Refused("a browser session changes nothing from elsewhere"), 403)
+            await refuse(scope, receive, send, Refused("browser sessions can change data from own pages only"), 403)
             return
         scope["gpuwarden.principal"] = found
         with acting_as(found.person):
             await self.app(scope, receive, send)
 
     def _who(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request. More than one secret is ambiguous, so that none counts."""
+        """Return the principal of a request; None if it has several secrets, as these are ambiguous."""
         bearers = headers.getlist("authorization")
         keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
         if len(bearers) + len(keys) > 1:
@@ -82,9 +80,9 @@ class Authenticate:
         return found if found is not None and found.kind == "session" else None
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
-        """Return whether a request of a browser comes from a page of this server, or only reads.
+        """Return whether a browser's request comes from a page of this server; one that reads needs no Origin.
 
-        The Guard has refused every foreign Origin, so that here it only has to be present.
+        The Guard has already refused every foreign Origin, so here it only has to be present.
         """
         site = headers.get("sec-fetch-site", "same-origin")
         if site not in {"same-origin", "none"}:
@@ -101,25 +99,25 @@ def _session_in(headers: Headers, name: str) -> str:
 
 
 class _Needs:
-    """What a route asks of a principal: one of some scopes and, where it matters, a kind."""
+    """Requirements of a route: one of several scopes and, if given, one of several kinds of principal."""
 
     def __init__(self, scopes: Scope | Collection[Scope], kinds: Collection[Kind]) -> None:
         self.scopes: frozenset[Scope] = frozenset([scopes] if isinstance(scopes, str) else scopes)
         self.kinds = frozenset(kinds)
 
     def lacking(self, scope: Asgi) -> Refused | None:
-        """Return the refusal of a principal that does not fit."""
+        """Return the refusal of a principal that does not meet the requirements."""
         principal: Principal = scope["gpuwarden.principal"]
         if self.kinds and principal.kind not in self.kinds:
-            return Refused(f"this takes a {' or a '.join(sorted(self.kinds))}, not a {principal.kind}")
+            return Refused(f"this route accepts a {' or a '.join(sorted(self.kinds))}, not a {principal.kind}")
         if principal.scopes & self.scopes:
             return None
         wanted = " or ".join(sorted(self.scopes))
-        return Refused(f"this needs the scope {wanted}", "A person makes tokens: gpuwarden token create.")
+        return Refused(f"this route needs the scope {wanted}", "Create a token with it: gpuwarden token create.")
 
 
 class Protected(Route):
-    """A route that only principals with one of the scopes reach, of one of the kinds where these are named."""
+    """A route for principals with one of the scopes and, if kinds are given, of one of the kinds."""
 
     def __init__(
         self,
@@ -135,7 +133,7 @@ class Protected(Route):
         self.needs = _Needs(needs, kinds)
 
     async def handle(self, scope: Asgi, receive: Receive, send: Send) -> None:
-        """Call the endpoint, or refuse."""
+        """Call the endpoint, or refuse the request."""
         if (refused := self.needs.lacking(scope)) is not None:
             await refuse(scope, receive, send, refused, 403)
             return
@@ -143,7 +141,7 @@ class Protected(Route):
 
 
 class ProtectedSocket(WebSocketRoute):
-    """A WebSocket that only principals with one of the scopes open."""
+    """A WebSocket for principals with one of the scopes and, if kinds are given, of one of the kinds."""
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class ProtectedSocket(WebSocketRoute):
         self.needs = _Needs(needs, kinds)
 
     async def handle(self, scope: Asgi, receive: Receive, send: Send) -> None:
-        """Call the endpoint, or refuse."""
+        """Call the endpoint, or refuse the request."""
         if (refused := self.needs.lacking(scope)) is not None:
             await refuse(scope, receive, send, refused, 403)
             return

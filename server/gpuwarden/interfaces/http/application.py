@@ -1,4 +1,4 @@
-"""The one application behind `gpuwarden serve`: every feature's routes, behind one guard."""
+"""The application of `gpuwarden serve`: the routes of every feature behind one guard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEATURES: Final = (session_routes, mcp_routes, contract, pages)
 
 
 def build(serving: Serving) -> Starlette:
-    """Return the application. Every route is Protected but the one-time link, which is checked here."""
+    """Return the application. Every route except the one-time link is Protected, which is asserted here."""
     routes: list[BaseRoute] = [route for feature in FEATURES for route in feature.routes(serving)]
     for route in routes:
         assert isinstance(route, Protected | ProtectedSocket) or getattr(route, "path", "") in OPEN, route
@@ -50,7 +50,7 @@ def build(serving: Serving) -> Starlette:
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
-    """Answer what the router refuses, such as an unknown path or method, in our one form."""
+    """Answer errors of the router, such as an unknown path or method, in the common format."""
     assert isinstance(error, HTTPException)
-    known = NotFound("there is nothing at this path") if error.status_code == 404 else BadRequest(error.detail)
+    known = NotFound("this path does not exist") if error.status_code == 404 else BadRequest(error.detail)
     return error_answer(known, error.status_code, dict(error.headers or {}))

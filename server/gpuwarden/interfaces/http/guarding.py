@@ -1,6 +1,6 @@
-"""Guard every request before any route sees it: Host, Origin, size and pace of the body, headers of every answer.
+"""Guard every request before routing: Host, Origin, size and pace of the body, and headers of every answer.
 
-Pure ASGI, so that it holds for routes, mounts, errors and WebSockets alike, and buffers nothing.
+Pure ASGI, so that it applies to routes, mounts, errors and WebSockets, and buffers nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-"""Set on every answer that has no own value; a page sends its own content-security-policy."""
+"""Default headers of every answer; a page sends its own content-security-policy."""
 MAX_HEADERS: Final = 100
 END: Final[dict[str, Message]] = {
     "http": {"type": "http.response.body", "body": b"", "more_body": False},
     "websocket": {"type": "websocket.close", "code": 1001, "reason": ""},
 }
-"""The last message of an answer that is ended from outside."""
+"""The last message of an answer that the server ends early."""
 
 
 class _TooLarge(Exception):
@@ -48,11 +48,11 @@ class _TooSlow(Exception):
 
 
 class _Unread(OSError):
-    """The client does not read the answer. Starlette takes an OSError of `send` for a client that is gone."""
+    """The client does not read the answer. Starlette treats an OSError of `send` as a disconnected client."""
 
 
 class Guard:
-    """ASGI middleware around the whole application. An unforeseen exception is logged and answered without details."""
+    """ASGI middleware around the whole application. An unexpected exception is logged and answered without details."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app = app
@@ -60,7 +60,7 @@ class Guard:
         self.settings = serving.settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Refuse one request, or pass it on."""
         if scope["type"] not in {"http", "websocket"}:
             await self.app(scope, receive, send)
             return
@@ -78,7 +78,7 @@ class Guard:
         try:
             with streaming:
                 await self.app(scope, body, answering)
-            if streaming.cancelled_caught:  # the server ends, or the token has: so does the stream
+            if streaming.cancelled_caught:  # the server stops, or the token has expired or was revoked
                 await send(END[scope["type"]])
         except (_TooLarge, _TooSlow) as cut:
             if answering.started:
@@ -86,7 +86,7 @@ class Guard:
             status = 413 if isinstance(cut, _TooLarge) else 408
             await refuse(scope, receive, answering, self._cut(status), status)
         except (_Unread, ClientDisconnect):
-            return  # the server closes the connection of an answer that did not end
+            return  # the server closes the connection of an incomplete answer
         except Exception as error:
             if answering.started:
                 raise
@@ -98,15 +98,15 @@ class Guard:
             self.serving.streams.pop(streaming, None)
 
     def _problem(self, headers: Headers) -> tuple[int, WardenError] | None:
-        """Return the status and the reason for which a request is not even looked at."""
+        """Return the status and the error of a request that is refused because of its headers."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self.settings.hosts:
-            return 421, Refused("this server does not answer under that Host", "Use the address that serve printed.")
+            return 421, Refused("the Host header names another server", "Use the address that gpuwarden serve printed.")
         origins = headers.getlist("origin")
         if any(origin.lower() not in self.settings.origins for origin in origins):
-            return 403, Refused("a page of another origin may not call this server")
+            return 403, Refused("pages of another origin can't call this server")
         if len(headers) > MAX_HEADERS:
-            return 431, BadRequest(f"a request has at most {MAX_HEADERS} headers")
+            return 431, BadRequest(f"the request has more than {MAX_HEADERS} headers")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self.settings.max_body:
             return 413, self._cut(413)
@@ -114,12 +114,12 @@ class Guard:
 
     def _cut(self, status: int) -> WardenError:
         if status == 413:
-            return BadRequest(f"a request's body has at most {self.settings.max_body:,} bytes", "Send it in parts.")
-        return BadRequest(f"the body did not arrive within {self.settings.body_s:g} s", "Send it again.")
+            return BadRequest(f"the body is longer than {self.settings.max_body:,} bytes", "Send it in parts.")
+        return BadRequest(f"the body did not arrive within {self.settings.body_s:g} s", "Send the request again.")
 
 
 class _Body:
-    """Count a request's body as it comes, and bound the time in which it has to be complete."""
+    """Count the bytes of a request's body, and limit the time until it is complete."""
 
     def __init__(self, receive: Receive, settings: Settings) -> None:
         self._receive = receive
@@ -129,7 +129,7 @@ class _Body:
         self._whole = False
 
     async def __call__(self) -> Message:
-        """Return the next message of the request."""
+        """Return the next message of the request. Raises _TooSlow, _TooLarge."""
         if self._whole:
             return await self._receive()
         self._deadline = self._deadline or anyio.current_time() + self._settings.body_s
@@ -147,7 +147,7 @@ class _Body:
 
 
 class Answering:
-    """Add the security headers to an answer, and remember that it has started."""
+    """Add the security headers to an answer, and record that it has started."""
 
     def __init__(self, scope: Scope, send: Send, send_s: float) -> None:
         self._scope = scope
@@ -157,12 +157,12 @@ class Answering:
 
     @property
     def principal(self) -> Principal | None:
-        """Return who asked, as the middleware inside has found."""
+        """Return the principal that the inner middleware found; None before that."""
         found: Principal | None = self._scope.get("gpuwarden.principal")
         return found
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """Send one message of the answer."""
+        """Send one message of the answer. Raises _Unread."""
         if message["type"] in {"http.response.start", "websocket.http.response.start"}:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():

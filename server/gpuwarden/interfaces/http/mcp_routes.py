@@ -16,13 +16,13 @@ CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 
 
 class _Endpoint:
-    """ASGI application at the path; a class, because Starlette would take a function for one of its own endpoints."""
+    """ASGI application at the path. It is a class, because Starlette would call a function as one of its endpoints."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. A browser's session is not a client of MCP, and a job even less."""
+        """Answer one request of a token; browser sessions and jobs are not MCP clients."""
         principal: Principal = scope["gpuwarden.principal"]
         await self.serving.mcp.handle(
             scope,
@@ -36,7 +36,7 @@ class _Endpoint:
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return the route of MCP, which runs while the application does."""
+    """Return the MCP route. Its endpoint runs while the application runs."""
     serving.lifespans.append(serving.mcp.running)
     return [
         Protected(

@@ -1,7 +1,7 @@
-"""Who sends a request, and what they may do.
+"""Senders of requests, and their scopes.
 
-Three kinds of principals: a `token` that a person made for a client, a browser `session` that a one-time link opened,
-and a `job` that reports its own metrics and alerts. No scope approves anything: that needs a person.
+The kinds of principals are: a `token` that the user created for a client, a browser `session` that a one-time link
+opened, and a `job` that reports its own metrics and alerts. No scope permits an approval; that needs the user.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, Literal, Protocol
 from gpuwarden.job_tokens import job_of
 
 Scope = Literal["read", "submit", "metrics", "alerts"]
-"""`read` and `submit` belong to people's tokens; `metrics` and `alerts` to a job's own two keys."""
+"""`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` of a job's two keys."""
 Kind = Literal["token", "session", "job"]
 GRANTABLE: Final[tuple[Scope, ...]] = ("read", "submit")
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Sender of a request. `id` is unique among principals of a kind; `job_id` is set for a job only."""
+    """Sender of a request. `id` is unique within a kind; `job_id` is set for jobs only."""
 
     kind: Kind
     id: str
@@ -28,14 +28,14 @@ class Principal:
     scopes: frozenset[Scope] = field(default_factory=frozenset)
     job_id: str | None = None
     person: str = ""
-    """On whose behalf a token or a session acts."""
+    """The user on whose behalf a token or a session acts."""
 
 
 class Authority(Protocol):
-    """Maps what a request presents to a principal."""
+    """Maps the secret of a request to a principal."""
 
     def principal(self, secret: str) -> Principal | None:
-        """Return who holds a secret; None for one that is unknown, expired or revoked."""
+        """Return the principal of a secret; None if it is unknown, expired or revoked."""
         ...
 
 
@@ -46,7 +46,7 @@ class JobAuthority:
         self.home = home
 
     def principal(self, secret: str) -> Principal | None:
-        """Return the job that a key belongs to. Whether the ledger has such a job is for the route to check."""
+        """Return the job that a key belongs to. The route checks whether the ledger has this job."""
         found = job_of(self.home, secret)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Record beside the ledger where its server listens: one server for one ledger, found by other commands."""
+"""Record the address of a ledger's server next to the ledger: one server per ledger, found by other commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.private import private_folder, write_private
 
 FILE: Final = "serve.json"
 LOOK_S: Final = 5.0
-"""Seconds between two looks at whether another server has taken over."""
+"""Seconds between two checks for a new server."""
 
 
 class Record(Frozen):
@@ -34,13 +34,13 @@ class Record(Frozen):
 
 @contextlib.contextmanager
 def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
-    """Record the server beside the ledger while it runs. Raises Conflict where one runs already."""
+    """Record the server next to the ledger while it runs. Raises Conflict if another one is running."""
     lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
     try:
         lock.acquire(blocking=False)
     except Timeout:
         raise Conflict(
-            "a server of this ledger runs already", "Use it: gpuwarden dashboard opens it in a browser."
+            "a server of this ledger is already running", "Open it in a browser with gpuwarden dashboard."
         ) from None
     file = home / FILE
     try:
@@ -52,7 +52,7 @@ def recorded(home: Path, url: str, public_url: str = "") -> Iterator[None]:
 
 
 def running_server(home: Path) -> Record:
-    """Return where the server of this state folder listens. Raises NotFound where none runs."""
+    """Return the record of the running server of this state folder. Raises NotFound if none is running."""
     lock = FileLock(private_folder(home / "locks") / "serve.lock", mode=0o600)
     with contextlib.suppress(Timeout, OSError, ValidationError):
         try:
@@ -60,14 +60,14 @@ def running_server(home: Path) -> Record:
                 pass
         except Timeout:
             return Record.model_validate_json((home / FILE).read_bytes())
-    raise NotFound("no server of this ledger runs", "Start one: gpuwarden serve")
+    raise NotFound("no server of this ledger is running", "Start one: gpuwarden serve")
 
 
 async def replaced(home: Path, server: int, every_s: float = LOOK_S) -> None:
-    """Wait until the server that started this process is gone, and another one of this ledger runs.
+    """Wait until the server that started this process has ended and another one of this ledger is running.
 
-    A watch outlives a server that was killed, so that the machines are looked at meanwhile. The next server brings a
-    watch of its own, which knows the policy and the keys of now.
+    A watch outlives a server that was killed, so that the machines are still polled. The next server starts another
+    watch, which has the current policy and keys.
     """
     while True:
         await anyio.sleep(every_s)

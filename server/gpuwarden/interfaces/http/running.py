@@ -1,4 +1,4 @@
-"""Run the application on uvicorn: one listener, bounded connections, and a watch in a process of its own."""
+"""Run the application on uvicorn: one listener, bounded connections, and a watch in a separate process."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from gpuwarden.interfaces.http.serving import Serving
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES: Final = 64 << 10
 MAX_CONNECTIONS: Final = 900
-"""Below the usual limit of 1,024 open files."""
+"""It is below the usual limit of 1,024 open files."""
 STOP_S: Final = 5
-"""Seconds that open streams get when the server ends."""
+"""Seconds that open requests have to finish when the server stops."""
 WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
 WATCH_PAUSE_S: Final = 5.0
-"""Seconds between two looks at whether the watch still runs."""
+"""Seconds between two checks that the watch is running."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which itself bounds neither the time nor the size of a request's headers."""
+    """uvicorn's protocol with limits on the time and the size of a request's headers, which uvicorn lacks."""
 
     header_s: float = 10.0
     _timer: asyncio.TimerHandle | None = None
     _header_bytes: int = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time of the first request's headers."""
+        """Start the timer for the headers of the first request."""
         super().connection_made(transport)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; a client whose headers have no end is hung up on."""
+        """Parse received data. Disconnect a client whose headers are too large."""
         if self._timer is not None:
             self._header_bytes += len(data)
         super().data_received(data)
@@ -57,18 +57,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("The headers are too large.")
 
     def on_message_begin(self) -> None:
-        """Start the time of the next request's headers."""
+        """Start the timer for the headers of the next request."""
         super().on_message_begin()
         if self._timer is None:
             self._arm()
 
     def on_headers_complete(self) -> None:
-        """Stop the time."""
+        """Stop the timer."""
         self._disarm()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time of a connection that is gone."""
+        """Stop the timer of a closed connection."""
         self._disarm()
         super().connection_lost(exc)
 
@@ -83,23 +83,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises Conflict for a taken port, BadRequest for an unknown host."""
+    """Return a listening socket. Raises Conflict for a port in use, BadRequest for an unknown host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
     except socket.gaierror as error:
-        raise BadRequest(f"{host} is not an address of this machine", "Leave --host out.") from error
+        raise BadRequest(f"{host} is not an address of this machine", "Omit --host.") from error
     except OSError as error:
         raise Conflict(
-            f"port {port} of {host} can't be used: {error.strerror or error}", "Give another one with --port."
+            f"port {port} of {host} can't be used: {error.strerror or error}", "Choose another port with --port."
         ) from error
 
 
-def listen_twin(listener: socket.socket) -> socket.socket | None:
-    """Return a socket at ::1 beside one at 127.0.0.1, where this machine has IPv6.
+def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
+    """Return a socket at ::1 in addition to one at 127.0.0.1; None if this machine has no IPv6.
 
-    A browser tries ::1 first for localhost. Another user who listened there would be given the one-time links. Raises
-    Conflict where somebody does.
+    A browser tries ::1 first for localhost, so another user's program that listens there would receive the one-time
+    links. Raises Conflict if a program listens there.
     """
     host, port = listener.getsockname()[:2]
     if host != "127.0.0.1" or not socket.has_ipv6:
@@ -108,15 +108,15 @@ def listen_twin(listener: socket.socket) -> socket.socket | None:
         return socket.create_server(("::1", port), family=socket.AF_INET6, backlog=512)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Conflict(f"another program listens on port {port} of ::1", "Give another one with --port.") from error
+            raise Conflict(f"another program uses port {port} of ::1", "Choose another port with --port.") from error
         return None
 
 
 @asynccontextmanager
 async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) -> AsyncIterator[None]:
-    """Run the watch beside the server, in a process of its own: a busy server must not delay it.
+    """Run the watch in a separate process, so that a busy server can't delay it.
 
-    One that ends is started again, at most every `pause_s` seconds: without it nobody looks at what bills.
+    A watch that ends is restarted, at most every `pause_s` seconds, since it monitors billing.
     """
 
     def start() -> subprocess.Popen[bytes]:
@@ -129,8 +129,8 @@ async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) 
         while True:
             await anyio.sleep(pause_s)
             if (status := watch.poll()) is not None:
-                logger.warning("the watch ended with status %s; it is started again", status)
-                with contextlib.suppress(OSError):  # no process or memory is left just now
+                logger.warning("the watch ended with status %s; restarting it", status)
+                with contextlib.suppress(OSError):  # the system is temporarily out of processes or memory
                     watch = start()
 
     async with anyio.create_task_group() as tasks:
@@ -149,7 +149,7 @@ async def watching(argv: Sequence[str] = WATCH, pause_s: float = WATCH_PAUSE_S) 
 
 
 def config_of(serving: Serving) -> uvicorn.Config:
-    """Return how uvicorn runs the application: no access log, because addresses may carry secrets."""
+    """Return the configuration of uvicorn, without an access log, as URLs may contain secrets."""
     protocol = type("Protocol", (BoundedProtocol,), {"header_s": serving.settings.header_s})
     return uvicorn.Config(
         build(serving),
@@ -169,7 +169,7 @@ def config_of(serving: Serving) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends streams of events before it waits for what is being answered."""
+    """uvicorn's server, which ends event streams before it waits for open requests."""
 
     def __init__(self, serving: Serving) -> None:
         super().__init__(config_of(serving))
@@ -183,10 +183,10 @@ class Server(uvicorn.Server):
 
 def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> None:
     """Serve until interrupted."""
-    sockets = [one for one in (listener, listen_twin(listener)) if one is not None]
+    sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
-    # uvicorn raises the signal that ended it once more, which must not skip what `recorded` takes back.
+    # uvicorn raises the signal that ended it again; this must not skip the cleanup of `recorded`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = serving.settings
     with recorded(serving.ctx.home, settings.local_url, settings.public_url), contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What the routes of one server share: the use cases, who may call, and the server's own address."""
+"""Shared parts of a server's routes: the use cases, the authorities, and the server's address."""
 
 from __future__ import annotations
 
@@ -23,53 +23,55 @@ NETLOC: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 PORT = 8741
 RECHECK_S = 5.0
-"""How often the tokens of open streams are looked at again."""
+"""Seconds between two checks of the tokens of open streams."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Address and limits of one server. `public_url` is what a reverse proxy serves it as, https only."""
+    """Address and limits of one server. `public_url` is its https address at a reverse proxy."""
 
     host: str = "127.0.0.1"
     port: int = PORT
     public_url: str = ""
     max_body: int = 4 << 20
-    """Bytes of a request's body."""
+    """The most bytes of a request's body."""
     body_s: float = 30.0
-    """Seconds in which a whole body has to arrive."""
+    """Seconds in which a complete body has to arrive."""
     header_s: float = 10.0
     """Seconds in which the headers have to arrive."""
     send_s: float = 60.0
-    """Seconds that a client may leave a part of an answer unread."""
+    """The most seconds for which a client may leave a part of an answer unread."""
 
     def __post_init__(self) -> None:
         try:
             public = urlsplit(self.public_url)
-        except ValueError:  # brackets that do not match
+        except ValueError:  # unbalanced brackets
             public = urlsplit("")
         named = public.scheme == "https" and host_name(public.netloc) and public.path in {"", "/"}
         if self.public_url and not named:
-            raise BadRequest("the public address is not https://HOST", "Let a reverse proxy terminate TLS there.")
+            raise BadRequest(
+                "the public address is not https://HOST", "Use the address of a reverse proxy that terminates TLS."
+            )
         if not self.public_url and self.host not in {"localhost", "127.0.0.1", "::1"}:
             raise BadRequest(
-                f"{self.host} can be reached by other machines, and tokens would cross the network in clear",
-                "Serve on 127.0.0.1, or give --public-url with the https address of your reverse proxy.",
+                f"other machines can reach {self.host}, so tokens would cross the network unencrypted",
+                "Serve on 127.0.0.1, or set --public-url to the https address of your reverse proxy.",
             )
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """Return the host names under which requests are answered, on any port: a tunnel may come from another one."""
+        """Return the accepted host names. They hold for any port, as a tunnel may use another one."""
         return LOOPBACK | ({host_name(urlsplit(self.public_url).netloc)} if self.public_url else set())
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Return the origins whose pages may call, with their port: another port is another program's page."""
+        """Return the origins whose pages may call, with their port: another port belongs to another program."""
         own = {f"http://{name}:{self.port}" for name in LOOPBACK}
         return frozenset(own | ({f"https://{urlsplit(self.public_url).netloc.lower()}"} if self.public_url else set()))
 
     @property
     def local_url(self) -> str:
-        """Return the address for a browser on this machine. WebAuthn refuses 127.0.0.1."""
+        """Return the address for a browser on this machine; not 127.0.0.1, which WebAuthn refuses."""
         return f"http://localhost:{self.port}"
 
 
@@ -80,19 +82,19 @@ def host_name(netloc: str) -> str:
 
 
 class Answer(Protocol):
-    """An answer that is being sent, and who asked."""
+    """An answer that is being sent, and its principal."""
 
     started: bool
 
     @property
     def principal(self) -> Principal | None:
-        """Return who asked; None where that is not known yet."""
+        """Return the principal of the request; None if it is not authenticated yet."""
         ...
 
 
 @dataclass
 class Serving:
-    """What routes need. A feature adds to `lifespans` what has to run while the server runs."""
+    """Dependencies of routes. Features add tasks to `lifespans` that run while the server runs."""
 
     ctx: Context
     tokens: TokenStore
@@ -100,7 +102,7 @@ class Serving:
     mcp: McpEndpoint
     settings: Settings
     streams: dict[anyio.CancelScope, Answer] = field(default_factory=dict)
-    """The requests that are being answered."""
+    """The answers in progress."""
     lifespans: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
 
     @classmethod
@@ -117,13 +119,13 @@ class Serving:
         return self.ctx.clock
 
     def end_streams(self, of: Callable[[Principal | None], bool] = lambda _: True) -> None:
-        """End answers that have begun and may never end: of everybody, as the server ends, or of some principals."""
+        """End started answers, which may be endless streams: all of them by default, or those of some principals."""
         for scope, answer in list(self.streams.items()):
             if answer.started and of(answer.principal):
                 scope.cancel()
 
     async def end_refused(self) -> None:
-        """End, until canceled, the streams of tokens and sessions that have expired or were revoked meanwhile."""
+        """End the streams of tokens and sessions that expired or were revoked. Runs until canceled."""
         while True:
             await anyio.sleep(RECHECK_S)
             try:
@@ -133,5 +135,5 @@ class Serving:
             self.end_streams(lambda who: who is not None and who.kind != "job" and who.id not in valid)  # noqa: B023
 
     def principal(self, secret: str) -> Principal | None:
-        """Return who holds a secret, by whichever authority knows it."""
+        """Return the principal of a secret from the first authority that accepts it."""
         return next((found for one in self.authorities if (found := one.principal(secret))), None)

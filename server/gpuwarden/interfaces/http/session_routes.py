@@ -1,4 +1,4 @@
-"""Open and close browser sessions: the one-time link of `gpuwarden dashboard` becomes a cookie that only reads."""
+"""Open and close browser sessions: the one-time link of `gpuwarden dashboard` is exchanged for a read-only cookie."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def routes(serving: Serving) -> list[BaseRoute]:
     """Return the routes of sessions."""
 
     async def enter(request: Request) -> Response:
-        """GET: use up the link, set the cookie, go to the page without the secret in its address."""
+        """GET: use up the link, set the cookie, and load the page without the secret in its URL."""
         session = await to_thread.run_sync(serving.tokens.open_session, request.query_params.get("link", ""))
         if session is None:
             return error_answer(AuthFailed("this link was used or has expired", "Run gpuwarden dashboard again."))
-        # Not a redirect: where the link was opened from another site or from a file, a browser would send no strict
-        # cookie along. A page of this server that goes on to the next one is not another site.
+        # Not a redirect: if the link was opened from another site or a file, a browser would not send a strict cookie
+        # after a redirect. A page of this server that loads the next one counts as the same site.
         response = HTMLResponse(ENTERED)
         local = host_name(request.headers["host"]) in {"localhost", "127.0.0.1", "[::1]"}
         response.set_cookie(

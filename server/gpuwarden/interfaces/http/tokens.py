@@ -1,7 +1,7 @@
-"""Tokens, one-time links and browser sessions, stored as digests beside the ledger.
+"""Tokens, one-time links and browser sessions, stored as digests next to the ledger.
 
-A secret is 32 random bytes, so that its plain SHA-256 digest can't be guessed back. The file has mode 0600 and is read
-again whenever it changed: a revoked token is refused from the next request on.
+A secret is 32 random bytes, so it can't be recovered from its plain SHA-256 digest. The file has mode 0600 and is read
+again whenever it changes: a revoked token is refused from the next request on.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SESSION_S: Final = 12 * 3_600.0
 MAX_DAYS: Final = 366
 MAX_TOKENS: Final = 200
 MAX_SESSIONS: Final = 50
-"""Browser sessions that are kept; the oldest is dropped for a new one."""
+"""The most browser sessions; a new one replaces the oldest."""
 MAX_SECRET: Final = 256
 
 
 class Grant(Frozen):
-    """One stored secret: its SHA-256 digest and what it may do until when. `created_at` and `expires_at` in seconds."""
+    """One stored secret: its SHA-256 digest, scopes and lifetime. `created_at` and `expires_at` are Unix seconds."""
 
     id: str
     kind: Kind
@@ -48,7 +48,7 @@ class Grant(Frozen):
     created_at: float
     expires_at: float
     person: str = ""
-    """Whom it acts for; empty for a token of before that was recorded, which acts under its name."""
+    """The user on whose behalf it acts. Empty for a token of an older version, which acts under its name."""
 
 
 class _File(Frozen):
@@ -56,7 +56,7 @@ class _File(Frozen):
 
 
 class TokenStore:
-    """The grants of one state folder. Any number of processes may read and change them."""
+    """The grants of one state folder. Several processes may read and change them."""
 
     def __init__(self, home: Path, clock: Clock) -> None:
         self.home = home
@@ -66,23 +66,23 @@ class TokenStore:
         self._grants: tuple[Grant, ...] = ()
 
     def create(self, name: str, scopes: Sequence[Scope], days: float, person: str = "") -> tuple[Grant, str]:
-        """Store a new token. Return it with the secret, which is known nowhere else. Raises BadRequest, Conflict."""
+        """Store a new token. Return it with its secret, stored only as a digest. Raises BadRequest, Conflict."""
         for given in (name, person or name):
             if not given.strip() or line(given, 64) != given or len(given) > 64:
-                raise BadRequest("a name is empty, longer than 64 characters, or contains odd characters")
+                raise BadRequest("a name is empty, is longer than 64 characters, or contains unsupported characters")
         if not scopes or not 0 < days <= MAX_DAYS:
-            raise BadRequest(f"a token has at least one scope and lasts up to {MAX_DAYS} days")
+            raise BadRequest(f"a token needs at least one scope and a lifetime of at most {MAX_DAYS} days")
         return self._add("token", name, tuple(dict.fromkeys(scopes)), days * DAY_S, person)
 
     def create_link(self, person: str = "") -> str:
-        """Store the secret of a one-time link, which opens one browser session of a person, and return it."""
+        """Store the secret of a one-time link, which opens one browser session of a user, and return the secret."""
         return self._add("link", "dashboard", (), LINK_S, person)[1]
 
     def open_session(self, link: str) -> str | None:
-        """Use up a one-time link. Return the secret of the session it opens; None for a link that is not valid.
+        """Use up a one-time link. Return the secret of the session that it opens; None for an invalid link.
 
-        Whoever guesses gets no further than the file's digests: every page of a browser can ask, and none may take the
-        lock from the others.
+        The lock is taken only for a valid link: any page in a browser can send a request here, and guesses must not
+        block other requests.
         """
         if self._find(link, self._read()) is None:
             return None
@@ -94,23 +94,23 @@ class TokenStore:
         return self._add("session", "browser", ("read",), SESSION_S, found.person)[1]
 
     def listed(self) -> list[Grant]:
-        """Return the tokens that are valid now, oldest first."""
+        """Return the valid tokens, oldest first."""
         now = self.clock.now()
         return [g for g in self._read() if g.kind == "token" and g.expires_at > now]
 
     def valid_ids(self) -> frozenset[str]:
-        """Return the ids of the tokens and sessions that are valid now. Raises DiskError."""
+        """Return the ids of the valid tokens and sessions. Raises DiskError."""
         now = self.clock.now()
         return frozenset(g.id for g in self._read() if g.kind != "link" and g.expires_at > now)
 
     def revoke(self, what: str) -> Grant:
-        """Remove the token of that id or name. Raises NotFound."""
+        """Remove the token with this id or name. Raises NotFound."""
         with self._changing() as grants:
             for grant in grants:
                 if grant.kind == "token" and what in {grant.id, grant.name}:
                     grants.remove(grant)
                     return grant
-        raise NotFound(f"there is no token {line(what, 64)!r}", "gpuwarden token list prints all.")
+        raise NotFound(f"no token has the id or name {line(what, 64)!r}", "Run gpuwarden token list for all tokens.")
 
     def close_session(self, session_id: str) -> None:
         """End one browser session."""
@@ -118,7 +118,7 @@ class TokenStore:
             grants[:] = [g for g in grants if g.kind != "session" or g.id != session_id]
 
     def principal(self, secret: str) -> Principal | None:
-        """Return who holds the secret of a token or session; None for one that is unknown, expired or revoked."""
+        """Return the principal of a token's or session's secret; None if it is unknown, expired or revoked."""
         found = self._find(secret, self._read())
         if found is None or found.kind == "link":
             return None
@@ -126,7 +126,7 @@ class TokenStore:
         return Principal(found.kind, found.id, found.name, frozenset(found.scopes), person=person)
 
     def _find(self, secret: str, grants: Sequence[Grant]) -> Grant | None:
-        """Compare a secret with every grant, in a time that does not depend on where the right one is."""
+        """Return the grant of a secret. The time of the comparison does not depend on the position of the match."""
         if len(secret) > MAX_SECRET:
             return None
         digest, now = _digest(secret), self.clock.now()
@@ -152,9 +152,9 @@ class TokenStore:
             alike = [g for g in grants if g.kind == kind]
             if kind == "token":
                 if any(g.name == name for g in alike):
-                    raise Conflict(f"there is a token {name!r}", "Choose another name, or revoke that one first.")
+                    raise Conflict(f"a token named {name!r} exists", "Choose another name, or revoke that token first.")
                 if len(alike) >= MAX_TOKENS:
-                    raise Conflict(f"there are {len(alike)} tokens", "Revoke some first.")
+                    raise Conflict(f"the limit of {len(alike)} tokens is reached", "Revoke unused tokens first.")
             elif len(alike) >= MAX_SESSIONS:
                 grants.remove(alike[0])
             grants.append(grant)
@@ -162,7 +162,7 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Grant]]:
-        """Let one process at a time change the grants; the expired ones are dropped."""
+        """Change the grants under a lock, and drop the expired ones. Raises DiskError."""
         try:
             with FileLock(private_folder(self.home / "locks") / "access.lock", mode=0o600, timeout=30):
                 now, before = self.clock.now(), self._read()
@@ -174,7 +174,7 @@ class TokenStore:
             raise DiskError.of(error) from error
 
     def _read(self) -> tuple[Grant, ...]:
-        """Return the grants in the file, parsed again only when it was replaced. Raises DiskError: nobody gets in."""
+        """Return the grants in the file, parsed again only after a change. Raises DiskError, which denies access."""
         try:
             info = self._file.stat()
             stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
@@ -187,7 +187,7 @@ class TokenStore:
             raise DiskError.of(error) from error
         except ValidationError as error:
             raise DiskError(
-                f"the file of tokens can't be read: {self._file}", "Remove it, and make the tokens again."
+                f"the token file is invalid: {self._file}", "Remove it, then create the tokens again."
             ) from error
         return self._grants
 

@@ -1,4 +1,4 @@
-"""The rounds of a server: jobs move on and alerts are said while no agent looks."""
+"""The watch of a server: advance jobs and log alerts while no agent calls a tool."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpuwarden.lifecycle.monitoring.watch import EVERY_S, Round, Watcher
 logger = logging.getLogger(__name__)
 
 
-async def tend(ctx: Context, every_s: float = EVERY_S) -> None:
-    """Watch while the server runs, so that no machine waits, billing, for an agent to look."""
+async def watch_in_background(ctx: Context, every_s: float = EVERY_S) -> None:
+    """Run the watch while the server runs, so that no machine bills idly until an agent's next call."""
     said: dict[str, str] = {}
 
     def report(done: Round) -> None:

@@ -1,7 +1,7 @@
-"""Cards as the MCP extension for apps (SEP-1865): which tools have one, and who is offered it.
+"""Cards as the MCP extension for apps (SEP-1865): the tools that have one, and the clients that get it.
 
-Only a client that declares the extension sees the tools' references to cards and gets their views. Texts and structured
-content are the same with and without.
+Only a client that declares the extension gets the tools' references to cards and their views. Texts and structured
+content are the same with and without the extension.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpuwarden.lifecycle.monitoring.check import Checked
 
 CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
 VIEW: Final = "gpuwarden/card"
-"""Key of a card's view in the metadata of a result, which no model reads."""
+"""Key of a card's view in the metadata of a result; models do not read this metadata."""
 CLOSED: Final = ResourceCsp(connect_domains=[], resource_domains=[], frame_domains=[], base_uri_domains=[])
 
 logger = logging.getLogger(__name__)
 
 
 def cards() -> Apps:
-    """Return the extension with a document for each card, which is made when it is first read."""
+    """Return the extension with a document for each card. Documents are built when they are read."""
 
     def read(kind: Any) -> str:
-        from gpuwarden.interfaces.http.pages.cards import document  # with Jinja, which few clients need
+        from gpuwarden.interfaces.http.pages.cards import document  # imports Jinja, which few clients need
 
         return document(kind)
 
@@ -51,9 +51,9 @@ def cards() -> Apps:
 
 
 async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """Name the cards in the list of tools to a client that declares the extension.
+    """Add the cards to the list of tools for a client that declares the extension.
 
-    No card may call a tool: each is for the model alone.
+    No card may call a tool: tools are visible to the model only.
     """
     result = await call_next(ctx)
     if ctx.method == "tools/list" and isinstance(result, dict) and client_supports_apps(ctx):
@@ -61,14 +61,14 @@ async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> An
             card = {"resourceUri": CARDS[tool["name"]]} if tool["name"] in CARDS else {}
             tool["_meta"] = {**tool.get("_meta", {}), "ui": {**card, "visibility": ["model"]}}
         if "cacheScope" in result:
-            result["cacheScope"] = "private"  # another client may not know the extension
+            result["cacheScope"] = "private"  # another client may not support the extension
     return result
 
 
 async def with_card(
     client: ClientContext[Any, Any] | None, result: CallToolResult, ctx: Context, seen: Checked | InstancesReply
 ) -> CallToolResult:
-    """Add the view of a card for a client that shows it. A card that can't be made costs nobody the answer."""
+    """Add the view of a card for a client that shows it. If the card can't be built, return the result without it."""
     if client is None or result.is_error or not client_supports_apps(client):
         return result
     try:
@@ -76,5 +76,5 @@ async def with_card(
 
         return result.model_copy(update={"meta": {**(result.meta or {}), VIEW: await card_of(ctx, seen)}})
     except Exception:
-        logger.exception("a card can't be shown")
+        logger.exception("a card could not be built; the result is returned without it")
         return result

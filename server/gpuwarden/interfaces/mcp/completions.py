@@ -1,4 +1,4 @@
-"""Completions of the arguments that name something: jobs, platforms, profiles, entries, templates."""
+"""Completions of arguments: jobs, platforms, profiles, entries, templates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpuwarden.profiles import profile_names
 from gpuwarden.static_analysis.shipped_trainers import trainer_names
 
 LIMIT: Final = 100
-"""Values in one answer, which is the protocol's own limit."""
+"""The most values in one answer; the protocol's own limit."""
 JOBS_LOOKED_AT: Final = 1_000
 Names: TypeAlias = Callable[[Context, str], Iterable[str]]
 
 
 def _jobs(ctx: Context, typed: str) -> Iterable[str]:
-    """Yield the ids of the latest jobs; what is typed may also be part of a job's name."""
+    """Yield the ids of the latest jobs; the typed text may also be a part of a job's name."""
     for row in ctx.ledger.page("job", *(s for s in Job if s is not Job.REFUSED), limit=JOBS_LOOKED_AT):
         job_id = row.subject.removeprefix("job/")
         if job_id.startswith(typed) or (typed and typed.lower() in (row.name or "").lower()):
@@ -55,7 +55,7 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
     (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
     (FILLED_URI, "platform"): _platforms,
 }
-"""By prompt or template, and argument."""
+"""Completions by prompt or template, and argument."""
 
 
 def serve(ctx: Context, server: Server[Any]) -> None:
@@ -69,7 +69,7 @@ def serve(ctx: Context, server: Server[Any]) -> None:
 
 
 async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completion:
-    """Return what an argument of a prompt or template can be; nothing for one that names nothing, such as a goal."""
+    """Return the possible values of an argument of a prompt or template; none for free text, such as a goal."""
     names = COMPLETED.get((of, argument))
     if names is None:
         return Completion(values=[], total=0, has_more=False)

@@ -1,10 +1,10 @@
-"""Answers to a client's first requests from a stored snapshot, while the protocol's SDK still loads.
+"""Answer a client's first requests from a stored snapshot while the protocol's SDK loads.
 
-`first_answers.json` contains what the server answers to `initialize`, `server/discover` and to the lists that never
-change, by protocol version. `gpuwarden mcp --write-answers` writes it, and a test compares it with the real server. It
-is used only with the very version of the SDK that it was made with, and only for a request whose shape leaves no doubt
-about the answer; every other line waits for the server. The opening request is replayed to the server under an id of
-its own, so that it takes up the same session.
+`first_answers.json` contains the server's results for `initialize`, `server/discover` and the constant lists, by
+protocol version. `gpuwarden mcp --write-answers` writes it, and a test compares it with the real server. It is used
+only with the SDK version that it was made with, and only for requests whose answer is certain from their shape; every
+other line waits for the server. The opening request is replayed to the server under a reserved id, so that the server
+opens the same session.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gpuwarden.interfaces.mcp.malformed import is_id
 
 FILE: Final = Path(__file__).with_suffix(".json")
 REPLAYED: Final = "gpuwarden/replayed-opening"
-"""The id under which the server gets the opening request again. Its answer to that is dropped."""
+"""The id of the replayed opening request. The server's answer to it is dropped."""
 MODERN: Final = "2026-07-28"
 META: Final = "io.modelcontextprotocol/"
 LISTS: Final = ("tools/list", "prompts/list", "resources/templates/list")
 MAX_REQUEST: Final = 16_384
 Answers: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""By protocol version: by method, the result."""
+"""Results by protocol version and method."""
 
 Shape: TypeAlias = Mapping[str, Any]
-"""By key: a type, the types that are allowed, a shape, or MAP for objects by names that anybody may choose."""
+"""By key: a type, a tuple of allowed types, a nested shape, or MAP for objects under arbitrary names."""
 MAP: Final = object()
 _INFO: Shape = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
 _CAPABILITIES: Shape = {
@@ -45,14 +45,14 @@ _CAPABILITIES: Shape = {
 
 
 def load_answers(file: Path = FILE) -> Answers:
-    """Return the snapshot, or nothing where there is none for the SDK that is installed."""
+    """Return the snapshot; empty if there is none for the installed SDK."""
     from importlib.util import find_spec
 
     try:
         stored = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    # Importing the SDK or reading its metadata would cost what the snapshot saves.
+    # Importing the SDK or reading its metadata would take as long as the snapshot saves.
     spec = find_spec("mcp")
     folders = (spec.submodule_search_locations or []) if spec else []
     if not any((Path(folder).parent / f"mcp-{stored['mcp']}.dist-info").is_dir() for folder in folders):
@@ -64,7 +64,7 @@ def load_answers(file: Path = FILE) -> Answers:
 
 
 def dump_answers(answers: Answers, mcp_version: str) -> str:
-    """Return the file's text: every result once, since the versions share most of them."""
+    """Return the file's text. Each result is stored once, since the versions share most of them."""
     results: list[Any] = []
     numbered: dict[str, dict[str, int]] = {}
     for version, methods in answers.items():
@@ -77,7 +77,7 @@ def dump_answers(answers: Answers, mcp_version: str) -> str:
 
 
 class FirstAnswers:
-    """Answers the first requests of one connection, in the era that its opening request chose."""
+    """Answer the first requests of one connection, in the protocol version that its opening request selects."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -86,10 +86,10 @@ class FirstAnswers:
         self._closed = not answers
 
     def __call__(self, content: bytes) -> tuple[bytes | None, bytes | None]:
-        """Return the reply to a line that can be answered, and what the server must still read of it."""
+        """Return the reply to a line, if the snapshot has one, and the line that the server still has to read."""
         message = None if self._closed else plain_request(content)
         if message is None or "id" not in message:
-            # An opening that is not understood here chooses an era that is not known here.
+            # An opening that can't be parsed here selects an unknown protocol version.
             self._closed = self._closed or (message is None and not self._version)
             return None, content
         if self._version:
@@ -112,7 +112,7 @@ class FirstAnswers:
             plain = is_envelope(params)
         else:
             plain = not opening and (params == {} or _is_shaped(params, {"_meta": {"progressToken": (int, str)}}))
-        # The snapshot's list of tools names no cards.
+        # The snapshot's list of tools has no cards.
         return plain and not (method == "tools/list" and (self._cards or shows_cards(message)))
 
     def _reply(self, message: dict[str, Any]) -> bytes:
@@ -125,7 +125,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def plain_request(content: bytes) -> dict[str, Any] | None:
-    """Return a request or notification that every reader reads alike, or None for any other line."""
+    """Return a request or notification that all JSON parsers read in the same way, or None for any other line."""
     if len(content) > MAX_REQUEST or b"\\u" in content:
         return None
     try:
@@ -139,7 +139,7 @@ def plain_request(content: bytes) -> dict[str, Any] | None:
     if "id" not in message:
         return message
     name = message["id"]
-    # Not every reader keeps an integer above 2**53 as it is.
+    # Some parsers change integers above 2**53.
     plain = is_id(name) and name != REPLAYED and (isinstance(name, str) or abs(int(str(name))) < 1 << 53)
     return message if plain else None
 
@@ -149,7 +149,7 @@ def _refuse(constant: str) -> None:
 
 
 def opening_version(message: dict[str, Any]) -> str:
-    """Return the protocol version that an opening request asks for; empty where that is not plain."""
+    """Return the protocol version that an opening request selects; empty if this is not certain."""
     params = message.get("params", {})
     if message["method"] != "initialize":
         return MODERN if is_envelope(params) else ""
@@ -159,14 +159,14 @@ def opening_version(message: dict[str, Any]) -> str:
 
 
 def shows_cards(message: dict[str, Any]) -> bool:
-    """Return whether a request declares the extension for cards. Its parameters have been found to be plain."""
+    """Return whether a request declares the extension for cards. The shape of its parameters was checked before."""
     params = message.get("params", {})
     said = params.get("capabilities") or (params.get("_meta") or {}).get(f"{META}clientCapabilities") or {}
     return f"{META}ui" in (said.get("extensions") or {})
 
 
 def is_envelope(params: dict[str, Any]) -> bool:
-    """Return whether these are the parameters of a 2026-07-28 request and nothing else."""
+    """Return whether the parameters are only the envelope of a 2026-07-28 request."""
     meta = params.get("_meta")
     if params.keys() != {"_meta"} or not isinstance(meta, dict) or meta.get(f"{META}protocolVersion") != MODERN:
         return False
@@ -182,7 +182,7 @@ def is_envelope(params: dict[str, Any]) -> bool:
 
 
 def _is_shaped(value: Any, shape: Any) -> bool:
-    """Return whether a value has no other keys than the shape and, below them, what the shape names."""
+    """Return whether a value has only keys of the shape, with values of the types that the shape names."""
     if shape is MAP:
         return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())
     if not isinstance(shape, Mapping):

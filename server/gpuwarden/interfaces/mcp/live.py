@@ -1,7 +1,7 @@
-"""A resource for each job, and word to clients when one changes: `resources/subscribe` and `subscriptions/listen`.
+"""A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
-The ledger is the source, so that it does not matter which process moved a job on. Alerts go to the clients that asked
-for log messages. All of it is said at most once a second, and a client that does not read is not waited for.
+The ledger is the source, so changes by any process are reported. Alerts are sent to the clients that requested log
+messages. Notifications are sent at most once a second, and a client that does not read delays them by SEND_S at most.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from gpuwarden.lifecycle.records import read_job
 JOB_TEMPLATE: Final = "gpuwarden://jobs/{job_id}"
 EVERY_S: Final = 1.0
 SEND_S: Final = 5.0
-"""Seconds that one client may take to read one notification."""
+"""The most seconds that one client may take to read one notification."""
 MAX_SUBSCRIPTIONS: Final = 200
 MAX_URI: Final = 2_048
 LEVELS: Final[tuple[LoggingLevel, ...]] = get_args(LoggingLevel)
-"""From the least severe to the most."""
+"""Log levels from the least to the most severe."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ def job_uri(job_id: str) -> str:
 
 
 def job_text(ctx: Context, job_id: str) -> str:
-    """Return a job as the ledger and this process's last look have it, as JSON. Raises NotFound."""
+    """Return a job as JSON, from the ledger and the last poll of this process. Raises NotFound."""
     body = job_line(line_of(ctx, read_job(ctx.ledger, job_id))).model_dump(mode="json", exclude_none=True)
     return json.dumps(scrubbed(body, ctx.hidden(body)), ensure_ascii=False)
 
 
 class LiveJobs:
-    """Who wants to hear of what, in both eras of the protocol. It is the server's subscription bus."""
+    """Subscriptions of clients in both versions of the protocol. This is the server's subscription bus."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -71,7 +71,7 @@ class LiveJobs:
         self._changed: set[str] = set()
 
     def changed(self, job_id: str) -> None:
-        """Note that a job changed in a way that the ledger does not show, such as a new point of its curve."""
+        """Record a change of a job that the ledger does not show, such as a new point of its curve."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
@@ -81,7 +81,7 @@ class LiveJobs:
         await anyio.lowlevel.checkpoint()
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Add a stream, and return what removes it again."""
+        """Add a stream. Return a function that removes it."""
         key = object()
         self._listeners[key] = listener
 
@@ -91,23 +91,23 @@ class LiveJobs:
         return unsubscribe
 
     def serve(self, server: Server[Any]) -> None:
-        """Answer the older protocol's methods, for which the SDK's server has no other place."""
+        """Register the methods of the older protocol, for which the SDK's server has no other hook."""
         server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
         server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
 
     async def run(self) -> None:
-        """Tell clients what changes until canceled."""
+        """Notify clients of changes until canceled."""
         after = self.ctx.ledger.last_seq()
         while True:
-            await anyio.sleep(EVERY_S)  # what others write comes in real time, whatever a rehearsal's clock says
+            await anyio.sleep(EVERY_S)  # other processes write in real time, independent of a rehearsal's clock
             try:
                 after = await self.round(after)
-            except WardenError as error:  # a ledger that can't be read now
+            except WardenError as error:  # the ledger is temporarily unreadable
                 logger.warning("%s", line(error.message, 300))
 
     async def round(self, after: int) -> int:
-        """Tell what the ledger has since an event. Return the number of the last one."""
+        """Notify clients of the ledger's events after event number `after`. Return the number of the last event."""
         events = self.ctx.ledger.events(after=after, limit=1_000)
         changed = self._changed | {job for event in events if (job := self._job_of(event.subject))}
         self._changed = set()
@@ -134,7 +134,7 @@ class LiveJobs:
         return row.job if row else None
 
     async def _send(self, connection: Connection, method: str, params: dict[str, Any]) -> None:
-        """Send a notification to one client; one that is gone or does not read is left out."""
+        """Send a notification to one client. Skip a client that does not read, and forget one that has disconnected."""
         try:
             with anyio.move_on_after(SEND_S):
                 await connection.outbound.notify(method, params)
@@ -144,7 +144,7 @@ class LiveJobs:
     async def _subscribe(self, ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
         uris = self._subscribed.setdefault(self._connection(ctx), set())
         if len(str(params.uri)) > MAX_URI or len(uris) >= MAX_SUBSCRIPTIONS:
-            raise MCPError(code=INVALID_PARAMS, message=f"a client has at most {MAX_SUBSCRIPTIONS} subscriptions")
+            raise MCPError(code=INVALID_PARAMS, message=f"a client can have at most {MAX_SUBSCRIPTIONS} subscriptions")
         uris.add(str(params.uri))
         return EmptyResult()
 

@@ -1,7 +1,7 @@
-"""Choose the answer to a line that is not a JSON-RPC message, so that no client waits for its timeout.
+"""Answer lines that are not JSON-RPC messages, so that no client has to wait for its timeout.
 
-The codes are those of JSON-RPC 2.0: what is not JSON is a parse error; a message of another shape is an invalid
-request; one whose contents can't be read has invalid parameters. The id is found in broken text too.
+The codes are those of JSON-RPC 2.0: text that is not JSON is a parse error; a message of another shape is an invalid
+request; a message with unreadable contents has invalid parameters. The id is also found in broken text.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 INVALID_PARAMS: Final = -32602
 MAX_DIGITS: Final = 300
-UNREADABLE: Final = (
-    "the message holds half a character (a lone surrogate), a number that is too long, or is nested too deeply"
-)
+UNREADABLE: Final = "the message contains a lone surrogate, contains a number that is too long, or is nested too deeply"
 RequestId: TypeAlias = int | str
 
-# A string, cut off or not; a run of brackets of one kind; or anything else between them. No part backs up.
+# A string, complete or truncated; a run of brackets of one kind; or other text between them. No part backtracks.
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL)
 _ID_AT_END = re.compile(r'"id"\s*:\s*(-?\d{1,300}|"(?:[^"\\]|\\.){0,300}")\s*\}\s*$')
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a line. `response` marks a client's own answer, to which nothing is replied."""
+    """The fault of a line. `response` marks a client's own answer, which gets no reply."""
 
     code: int
     message: str
@@ -38,11 +36,11 @@ class Fault:
 
     @property
     def reply(self) -> bytes:
-        """Return the JSON-RPC error, as a line."""
+        """Return the JSON-RPC error as a line."""
         return error_line(self.id, self.code, self.message)
 
 
-BATCH: Final = Fault(INVALID_REQUEST, "a batch of messages is not supported; send one message a line")
+BATCH: Final = Fault(INVALID_REQUEST, "a batch of messages is not supported; send one message per line")
 
 
 def error_line(request_id: RequestId | None, code: int, message: str) -> bytes:
@@ -52,16 +50,16 @@ def error_line(request_id: RequestId | None, code: int, message: str) -> bytes:
 
 
 def fault_of(line: Line) -> Fault | None:
-    """Judge a line that the SDK can't read, or that it took for a notification with an id.
+    """Return the fault of a line that the SDK can't read, or that it read as a notification with an id.
 
     Returns None for a notification, to which JSON-RPC allows no answer.
     """
     if not line.whole:
-        # Only both ends of the line were kept; clients write the id first or last.
+        # Only both ends of the line were kept; clients put the id first or last.
         ends = line.content.decode("utf-8", "replace")
         at_end = _ID_AT_END.search(ends)
         request_id = _as_id(at_end[1]) if at_end else id_in(ends)
-        return Fault(INVALID_REQUEST, f"a message has at most {MAX_LINE:,} bytes", request_id)
+        return Fault(INVALID_REQUEST, f"a message can have at most {MAX_LINE:,} bytes", request_id)
     try:
         text = line.content.decode("utf-8")
     except UnicodeDecodeError:
@@ -75,18 +73,18 @@ def fault_of(line: Line) -> Fault | None:
     if isinstance(message, list):
         return BATCH
     if not isinstance(message, dict):
-        return Fault(INVALID_REQUEST, "a message is a JSON object")
+        return Fault(INVALID_REQUEST, "a message must be a JSON object")
     request_id, method = message.get("id"), message.get("method")
     if "id" in message and not is_id(request_id):
-        return Fault(INVALID_REQUEST, "an id is a string or an integer", response=_is_response(message))
+        return Fault(INVALID_REQUEST, "an id must be a string or an integer", response=_is_response(message))
     if _is_response(message):
         return Fault(INVALID_PARAMS, UNREADABLE, request_id, response=True)
     if "id" not in message and isinstance(method, str):
         return None
     if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
-        return Fault(INVALID_REQUEST, 'a request has "jsonrpc": "2.0", an id and a method', request_id)
+        return Fault(INVALID_REQUEST, 'a request needs "jsonrpc": "2.0", an id and a method', request_id)
     if not isinstance(message.get("params", {}), dict):
-        return Fault(INVALID_PARAMS, "params is an object", request_id)
+        return Fault(INVALID_PARAMS, "params must be an object", request_id)
     return Fault(INVALID_PARAMS, UNREADABLE, request_id)
 
 
@@ -95,19 +93,19 @@ def _is_response(message: dict[str, Any]) -> bool:
 
 
 def _number(digits: str) -> int | float:
-    """Return an integer, or infinity for one of so many digits that nothing can use it."""
+    """Return an integer, or infinity if it has more than MAX_DIGITS digits."""
     return int(digits) if len(digits) <= MAX_DIGITS else float("inf")
 
 
 def is_id(value: object) -> bool:
-    """Return whether a value can be the id of a request, and can be written back."""
+    """Return whether a value is a valid request id that can be written back."""
     if isinstance(value, str):
         return not any("\ud800" <= char <= "\udfff" for char in value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def id_in(text: str) -> RequestId | None:
-    """Find the id of the outermost object in text that is not JSON, or nested too deeply for it."""
+    """Return the id of the outermost object in text that is not JSON or is nested too deeply; None if not found."""
     depth, key, before = 0, "", ""
     for match in _TOKEN.finditer(text):
         part = match[0]

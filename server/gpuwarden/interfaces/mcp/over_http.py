@@ -1,7 +1,7 @@
-"""The MCP server as an ASGI endpoint: streamable HTTP, both protocol revisions, with sessions and without.
+"""The MCP server as an ASGI endpoint: streamable HTTP, both protocol revisions, with and without sessions.
 
-Who may call is decided before; here the principal is put where the SDK binds sessions and request states to it, and
-where `call_tool` finds its scopes.
+The caller is authorized before. This module sets the principal, to which the SDK binds sessions and request states, and
+from which `call_tool` reads its scopes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 
 
 class McpEndpoint:
-    """One MCP server for every client of an application. It lives as long as `running`, which is entered once."""
+    """One MCP server for all clients of an application. It serves while `running`, which is entered only once."""
 
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
@@ -35,10 +35,10 @@ class McpEndpoint:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve inside this block."""
+        """Serve requests inside this block."""
         self._manager = StreamableHTTPSessionManager(
-            app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's own application has no place for principals
-            # The application's own guard checked Host and Origin, with the same answers for every route.
+            app=self.server._lowlevel_server,  # noqa: SLF001 - the SDK's own application does not support principals
+            # The application's guard has already checked Host and Origin, in the same way for every route.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             session_idle_timeout=IDLE_S,
             max_sessions=MAX_SESSIONS,
@@ -63,7 +63,7 @@ class McpEndpoint:
         scopes: Collection[str],
         person: str = "",
     ) -> None:
-        """Answer one request of the principal with the id `holder`. A session belongs to whoever opened it."""
+        """Answer one request of the principal with the id `holder`. A session is bound to its opener."""
         assert self._manager is not None, "the application's lifespan runs the endpoint"
         token = AccessToken(
             token=holder, client_id=holder, subject=name, scopes=sorted(scopes), claims={"person": person}

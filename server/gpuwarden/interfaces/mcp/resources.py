@@ -26,7 +26,7 @@ TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", "
 
 @dataclass(frozen=True)
 class Document:
-    """One file: what to show of it in a list, and its content. `path` is relative to the folder of its kind."""
+    """One file: its list entry and its content. `path` is relative to the folder of its kind."""
 
     kind: Kind
     path: str
@@ -43,38 +43,38 @@ class Document:
 
     @property
     def text(self) -> str:
-        """Return the content, byte for byte, as text."""
+        """Return the unchanged content as text."""
         return self.content.decode("utf-8")
 
 
 def page_uri(page: str) -> str:
-    """Return the URI of a page of the references, given by its path below them."""
+    """Return the URI of a page, given by its path below the references."""
     return f"gpuwarden://references/{page}"
 
 
 def documents(own_profiles: Path | None = None, notes_file: Path | None = None) -> dict[str, Document]:
-    """Return every document by its URI. A profile of the user's own folder goes before a shipped one of the same name.
+    """Return every document by its URI. A profile in the user's folder replaces a shipped one of the same name.
 
-    The user's notes are among them unless they are empty or invalid.
+    The user's notes are included unless they are empty or invalid.
     """
     found = dict(_shipped())
     if own_profiles is not None:
         found |= {d.uri: d for d in _read_folder("profiles", own_profiles)}
     if notes_file is not None:
         try:
-            notes = load_notes(notes_file)  # refuses what looks like a secret
+            notes = load_notes(notes_file)  # rejects apparent secrets
         except BadRequest:
             notes = Notes()
         if notes != Notes():
             content = notes.model_dump_json(exclude_none=True, exclude_defaults=True, indent=1).encode()
-            about = "The user's notes on their setup: machines, folders, tracker, where keys are."
+            about = "The user's notes on their setup: machines, folders, tracker, location of keys."
             title, kind = "The user's notes", "application/json"
             found[NOTES_URI] = Document("notes", notes_file.name, NOTES_URI, title, about, kind, content)
     return found
 
 
 def entry_text(key: str) -> str:
-    """Return one entry of the catalogue as its page has it. Raises NotFound."""
+    """Return the section of an entry from its page. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
@@ -86,13 +86,13 @@ def entry_text(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
-    """Return the shipped documents, read once, so that a listing and later reads show one state."""
+    """Return the shipped documents. They are read once, so that a listing and later reads agree."""
     kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 
 
 def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
-    """Yield the documents of a folder, without files that are hidden, links, too large or not text."""
+    """Yield the documents of a folder, except hidden files, links, large files and files that are not text."""
     for file in sorted(root.rglob("*")):
         parts = file.relative_to(root).parts
         known = kind == "skills" or file.suffix == ".md"
@@ -116,7 +116,7 @@ def _read_folder(kind: Kind, root: Path) -> Iterator[Document]:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """Return the front matter of a page; empty where it has none or a broken one, which its own loader reports."""
+    """Return the front matter of a page; empty if it is missing or invalid, which the page's own loader reports."""
     try:
         return read_front_matter(text, name="page").data
     except BadRequest:

@@ -1,4 +1,4 @@
-"""Shrink the schemas of the tools to what a model needs. A model pays for them on every turn."""
+"""Shorten the schemas of the tools to the parts that a model needs, as they cost tokens on every turn."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def answers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's result: its reply, or an error with these fields only."""
+    """Return the schema of a tool's result: its reply, or an error with only the required fields."""
     return {**untitled(schema), "required": ["ok", "code", "message", "hint"], "additionalProperties": True}
 
 
 def inlined(schema: Any, defs: dict[str, Any] | None = None) -> Any:
-    """Return a schema without `$defs`: each definition is used once."""
+    """Return a schema with each reference replaced by its definition from `$defs`."""
     if isinstance(schema, list):
         return [inlined(item, defs) for item in schema]
     if not isinstance(schema, dict):

@@ -1,6 +1,6 @@
-"""The skills as the MCP extension for skills (SEP-2640) wants them: entries with digests, and their folders.
+"""The skills in the format of the MCP extension for skills (SEP-2640): entries with digests, and their folders.
 
-Every answer is made from the same documents that `resources/read` serves, so that a digest always fits the content.
+Every answer comes from the same documents that `resources/read` serves, so that a digest always matches the content.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def found(uri: str) -> dict[str, Any]:
     for document in _files():
         if document.uri == uri and _is_main(document):
             return _skill(document)
-    raise NotFound(f"no skill has the URI {uri!r}", "skills/list names them.")
+    raise NotFound(f"no skill has the URI {uri!r}", "Call skills/list for all skills.")
 
 
 def folder(uri: str) -> list[dict[str, str]]:
-    """List the entries of a skill's folder, named without a slash at its end. Raises NotFound."""
+    """Return the entries of a skill's folder. `uri` has no trailing slash. Raises NotFound."""
     inside = [d for d in _files() if d.uri.startswith(f"{uri}/")]
     if not inside or uri.endswith("/"):
-        raise NotFound(f"{uri!r} is not a folder of a skill", "Name one such as skill://gpu-training.")
+        raise NotFound(f"{uri!r} is not a folder of a skill", "Name a folder such as skill://gpu-training.")
     rows: dict[str, dict[str, str]] = {}
     for document in inside:
         name, below, _ = document.uri[len(uri) + 1 :].partition("/")

@@ -1,4 +1,4 @@
-"""The skills as an extension of the MCP server (SEP-2640). Their files are resources like all others."""
+"""The skills as an extension of the MCP server (SEP-2640). Their files are also ordinary resources."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Skills(Extension):
     identifier = skills.EXTENSION
 
     def settings(self) -> dict[str, Any]:
-        """Return what is served beyond the two mandatory methods."""
+        """Return the optional capabilities beyond the two mandatory methods."""
         return {"directoryRead": True}
 
     def methods(self) -> Sequence[MethodBinding]:
-        """Return the three methods. Everything fits on one page, so there is never a cursor to go on from."""
+        """Return the three methods. All results fit on one page, so no cursor is ever returned."""
         return [
             MethodBinding("skills/list", SkillsParams, _answering(lambda _: {"skills": skills.listed()})),
             MethodBinding("skills/get", SkillsParams, _answering(lambda uri: {"skill": skills.found(uri)})),
@@ -53,7 +53,7 @@ class Skills(Extension):
 def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
     async def handle(_: ServerRequestContext[Any, Any], params: SkillsParams) -> dict[str, Any]:
         if params.cursor is not None:
-            raise MCPError(code=INVALID_PARAMS, message="unknown cursor: everything fits on one page")
+            raise MCPError(code=INVALID_PARAMS, message="unknown cursor; all results are on one page, so omit it")
         try:
             found = look(params.uri)
         except NotFound as error:
@@ -66,7 +66,7 @@ def _answering(look: Callable[[str], dict[str, Any]]) -> RequestHandler:
 
 
 async def tell_legacy_clients(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-    """Name the extensions in `initialize` too, which clients of the older protocol read."""
+    """Also list the extensions in `initialize`, which clients of the older protocol read."""
     result = await call_next(ctx)
     if ctx.method == "initialize" and isinstance(result, dict):
         extensions = {skills.EXTENSION: Skills().settings(), APPS: {}}

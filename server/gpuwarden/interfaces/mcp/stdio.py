@@ -1,4 +1,4 @@
-"""The MCP server over standard input and output: every line gets an answer, the first ones before the SDK is loaded."""
+"""The MCP server over standard input and output: every line is answered, the first ones before the SDK is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from gpuwarden.interfaces.mcp.background_watch import tend
+from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 from gpuwarden.interfaces.mcp.first_answers import (
     FILE,
     LISTS,
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run_stdio(ctx: Context, lines: StdioLines) -> None:
-    """Serve until the client goes away."""
+    """Serve until the client disconnects."""
 
     async def arriving() -> AsyncIterator[Line]:
         while (line := await to_thread.run_sync(lines.next, abandon_on_cancel=True)) is not None:
@@ -46,7 +46,7 @@ async def run_stdio(ctx: Context, lines: StdioLines) -> None:
 
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tend, ctx)
+            tasks.start_soon(watch_in_background, ctx)
             server = make_server(ctx)
             tasks.start_soon(server.live.run)
             lines.hand_over()
@@ -79,16 +79,16 @@ async def serve_lines(
                 if getattr(message, "id", None) == REPLAYED:
                     if isinstance(message, JSONRPCError):
                         why = message.error.message
-                        logger.error("the server refused the opening that was answered for it: %s", why)
+                        logger.error("the server rejected the opening request that the snapshot had answered: %s", why)
                     continue
                 try:
                     line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
                 except (PydanticSerializationError, UnicodeEncodeError):
-                    logger.exception("an answer can't be written")
-                    line = error_line(getattr(message, "id", None), INTERNAL_ERROR, "the answer can't be written")
+                    logger.exception("an answer can't be encoded")
+                    line = error_line(getattr(message, "id", None), INTERNAL_ERROR, "the answer can't be encoded")
                 await write(line)
 
-    low = server._lowlevel_server  # noqa: SLF001 - the SDK's own transport has no place for an answer to a bad line
+    low = server._lowlevel_server  # noqa: SLF001 - the SDK's own transport can't answer an invalid line
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write_all)
         tasks.start_soon(read_all)
@@ -96,7 +96,7 @@ async def serve_lines(
 
 
 def read(line: Line) -> SessionMessage | Fault | None:
-    """Parse a line. Return what is wrong with it otherwise, or None for a broken notification."""
+    """Parse a line. Return its fault if it is invalid, or None for an invalid notification."""
     try:
         message = jsonrpc_message_adapter.validate_json(line.content, by_name=False) if line.whole else None
     except ValidationError:
@@ -107,7 +107,7 @@ def read(line: Line) -> SessionMessage | Fault | None:
         return SessionMessage(message) if message is not None else None
     if not fault.response:
         return fault
-    # A client's answer that can't be read counts as an error, or whoever asked would wait for it.
+    # An unreadable answer of the client becomes an error, so that the code waiting for it does not hang.
     refused = error_line(fault.id, fault.code, fault.message)
     return SessionMessage(jsonrpc_message_adapter.validate_json(refused)) if fault.id is not None else None
 
@@ -116,7 +116,7 @@ def read(line: Line) -> SessionMessage | Fault | None:
 
 
 async def record_answers(ctx: Context) -> Answers:
-    """Ask a real server, in each protocol version, for the answers that never change."""
+    """Return the constant answers of a real server in each protocol version."""
     client = {"name": "snapshot", "version": "1"}
     meta = {f"{META}protocolVersion": MODERN, f"{META}clientInfo": client, f"{META}clientCapabilities": {}}
     answers: dict[str, dict[str, Any]] = {}
@@ -151,6 +151,6 @@ async def _ask(ctx: Context, requests: dict[str, dict[str, Any]]) -> dict[str, A
 
 
 async def write_answers(ctx: Context, file: Path = FILE) -> None:
-    """Write the snapshot of the server's first answers beside the code that reads it."""
+    """Write the snapshot of the server's first answers next to the module that reads it."""
     text = dump_answers(await record_answers(ctx), version("mcp"))
     await to_thread.run_sync(file.write_text, text, "utf-8")

@@ -1,8 +1,8 @@
-"""Lines over standard input and output: read in a thread from the first moment on, bounded, and written whole.
+"""Lines over standard input and output: read in a thread from the start, bounded, and written one at a time.
 
-Only the standard library is imported here, so that a client is heard while the protocol's SDK still loads. While the
-transport is open, descriptor 0 is the null device and descriptor 1 is standard error: what a tool or a child process
-prints never reaches the client.
+Only the standard library is imported here, so that the client is read while the protocol's SDK loads. While the
+transport is open, descriptor 0 is the null device and descriptor 1 is standard error: the output of a tool or a child
+process never reaches the client.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
 MAX_LINE: Final = 16 << 20
-"""Bytes of one message. A script of the largest size that a job may have fits, with every character escaped."""
+"""The most bytes of one message. It is enough for a script of the largest allowed size with every character escaped."""
 KEPT: Final = 4_096
-"""Bytes that are kept of each end of a longer message, to find its id."""
+"""Bytes kept of each end of a longer message, to find its id."""
 CHUNK: Final = 1 << 16
 
 
 class Line(NamedTuple):
-    """One line without its end. Of one that is too long, `content` is both ends and `whole` is False."""
+    """One line without its line break. If it is too long, `content` is both ends and `whole` is False."""
 
     content: bytes
     whole: bool = True
 
 
 Early: TypeAlias = Callable[[bytes], tuple[bytes | None, bytes | None]]
-"""Returns the reply to a line that can be answered at once, and what the server must still read; None for neither."""
+"""Return the immediate reply to a line or None, and the line that the server still has to read or None."""
 
 
 class _Pending:
-    """The line that is being read; of one that gets too long, both ends."""
+    """The line being read; if it gets too long, only both ends are kept."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -54,7 +54,7 @@ class _Pending:
 
 
 def read_lines(read: Callable[[], bytes]) -> Iterator[Line]:
-    """Yield the lines that `read` returns in pieces, blank ones left out, until it returns nothing."""
+    """Yield the non-blank lines that `read` returns in pieces, until it returns an empty piece."""
     pending = _Pending()
     while chunk := read():
         *ended, rest = chunk.split(b"\n")
@@ -70,7 +70,7 @@ def read_lines(read: Callable[[], bytes]) -> Iterator[Line]:
 
 
 class StdioLines:
-    """The process's standard streams as a queue of lines in and whole lines out."""
+    """The standard streams of the process: a queue of input lines, and complete output lines."""
 
     def __init__(self, early: Early | None = None) -> None:
         self._early = early
@@ -84,7 +84,7 @@ class StdioLines:
     def _read(self) -> None:
         try:
             for line in read_lines(lambda: os.read(self._in, CHUNK)):
-                # What can be answered before the server is up; the rest is what the server must still read.
+                # Some lines are answered before the server is ready; it still has to read `rest`.
                 early = self._early
                 reply, rest = early(line.content) if early is not None and line.whole else (None, line.content)
                 if reply is not None:
@@ -102,19 +102,19 @@ class StdioLines:
         return self._again.popleft() if self._again else self._lines.get()
 
     def unread(self, lines: Iterable[Line]) -> None:
-        """Put lines back in front of what comes next."""
+        """Put lines back at the front of the queue."""
         self._again.extendleft(reversed([*lines]))
 
     def hand_over(self) -> None:
-        """Answer nothing early any more: the server is up."""
+        """Stop early answers, as the server is ready."""
         self._early = None
 
     def close(self) -> None:
-        """End the queue behind what has been read."""
+        """End the queue after the lines read so far."""
         self._lines.put(None)
 
     def write(self, line: bytes) -> None:
-        """Write one line, whole. Raises OSError where the client is gone."""
+        """Write one complete line. Raises OSError if the client has disconnected."""
         rest = memoryview(line + b"\n")
         with self._writing:
             while rest:
@@ -122,9 +122,9 @@ class StdioLines:
 
 
 def _claim(number: int) -> int:
-    """Return a private descriptor of a standard stream, and turn the stream away from the client.
+    """Return a private descriptor of a standard stream, and redirect the stream away from the client.
 
-    No child process inherits the descriptor, and it is none of the standard three.
+    Child processes do not inherit the descriptor, and it is not 0, 1 or 2.
     """
     if sys.platform != "win32":
         import fcntl

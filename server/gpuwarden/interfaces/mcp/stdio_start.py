@@ -1,7 +1,7 @@
-"""Start the MCP server on standard input and output: listen first, then load what it needs.
+"""Start the MCP server on standard input and output: listen first, then load the SDK.
 
-A server that can't start (a broken policy, a damaged ledger) answers each request with the reason, since an agent sees
-its client's messages and not the server's standard error. It tries again at each request.
+A server that can't start (an invalid policy, a damaged ledger) answers each request with the reason, since an agent
+reads its client's messages but not the server's standard error. It retries the start at each request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERNAL_ERROR: Final = -32603
 
 
 def start(open_context: Callable[[], Context]) -> int:
-    """Serve until the client goes away. Raises what kept the server from starting."""
+    """Serve until the client disconnects. Raises the error that prevented the start."""
     lines = StdioLines(FirstAnswers(load_answers()))
     try:
         ctx = open_context()
@@ -33,16 +33,16 @@ def start(open_context: Callable[[], Context]) -> int:
 
     from gpuwarden.interfaces.mcp.stdio import run_stdio
 
-    gc.freeze()  # what is loaded by now stays: to look through it again takes the collector 70 ms each time
+    gc.freeze()  # the loaded modules stay for good; scanning them would take the collector 70 ms each time
     anyio.run(run_stdio, ctx, lines)
     return 0
 
 
 def refuse(lines: StdioLines, error: WardenError, open_context: Callable[[], Context]) -> Context:
-    """Answer a client's requests with the reason for which there is no server, and try to start at each of them.
+    """Answer a client's requests with the reason why the server can't start, and retry the start at each request.
 
-    Return the context once it opens: the server then reads what was not answered. Raises the last error where the
-    client goes away before. A client that was never answered gets no second try, and learns from the exit.
+    Return the context once it opens; the server then reads the unanswered lines. Raises the last error if the client
+    disconnects before. If no request was answered yet, do not retry: the client notices the exit of the process.
     """
     if not lines.answered:
         lines.hand_over()

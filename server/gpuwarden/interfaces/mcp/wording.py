@@ -1,4 +1,4 @@
-"""Next steps in the words of a model: tools and their arguments."""
+"""Render next steps for a model: tools and their arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def in_call(step: NextStep) -> str:
 
 
 def _submission(given: Mapping[str, Scalar]) -> str:
-    """Return the call of submit_job: with the earlier call's arguments, or with a receipt alone, which has its own."""
+    """Return the call of submit_job: with the earlier call's arguments, or with only a receipt, which includes them."""
     changes = [f"{name}={_value(value)}" for name, value in given.items() if name != "receipt"]
     changes += [f"receipt={_value(given['receipt'])}"] if given.get("receipt") else []
     if given.get("receipt") and len(given) == 1:
@@ -104,7 +104,7 @@ def _argument(step: NextStep) -> str:
 
 
 def _decision(step: NextStep) -> str:
-    """Return the command of what a person decides at a terminal: to hold a machine, or higher limits of a fan-out."""
+    """Return the terminal command of a user's decision: to hold a machine, or to raise the limits of a fan-out."""
     given, job = step.parameters, _value(step.parameters.get("job_id", "JOB"))
     if step.action is Action.HOLD:
         return f"hold {job}"
@@ -114,7 +114,7 @@ def _decision(step: NextStep) -> str:
 
 
 def _value(value: Scalar) -> str:
-    """Return a value as JSON; a plain word stays as it is. Foreign names can't move a cursor."""
+    """Return a value as JSON; a plain word stays unquoted. Control characters of foreign names are removed."""
     if isinstance(value, (tuple, list)):
         return json.dumps([plain(item) for item in value], ensure_ascii=False)
     text = plain(str(value))

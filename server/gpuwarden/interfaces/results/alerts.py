@@ -13,7 +13,7 @@ from gpuwarden.lifecycle.notify import Alert
 
 
 class AlertReply(Guided):
-    """One alert. `state` is raised, or cleared when it is over; `about` is a job, a lease or the whole day."""
+    """One alert. `state` is raised, or cleared once it has ended; `about` is a job, a lease or the whole day."""
 
     at: float
     about: str
@@ -24,7 +24,7 @@ class AlertReply(Guided):
 
 
 class WatchReply(WarnedReply):
-    """One round of the watch: new alerts, alerts that go on, and what could not be looked at or sent."""
+    """One round of the watch: new alerts, alerts that are still open, and the polls and messages that failed."""
 
     news: list[AlertReply] = Field(default_factory=list)
     standing: list[AlertReply] = Field(default_factory=list)
@@ -32,14 +32,14 @@ class WatchReply(WarnedReply):
 
 
 def watched(done: Round) -> WatchReply:
-    """Return the reply to one round of the watch; not ok while an alert goes on."""
+    """Return the reply to one round of the watch. `ok` is false while an alert is open."""
     unknown = {named(k, 80): quoted(v) for k, v in done.trouble.items()}
     calls = {alert.key for alert in (*done.news, *done.standing) if alert.raised}
     return WatchReply(
         ok=not calls and not unknown,
         code="alert" if calls else "unknown" if unknown else "ok",
         message=f"{counted(len(calls), 'open alert').capitalize()}.",
-        next=steps("Do what each alert says." if calls or unknown else ""),
+        next=steps("Follow the hint of each alert." if calls or unknown else ""),
         news=[_alert(a) for a in done.news],
         standing=[_alert(a) for a in done.standing],
         unknown=unknown,

@@ -1,4 +1,4 @@
-"""Parts that several replies share, and the step in which an interface puts a reply's next steps into its own words."""
+"""Parts that several replies share, and the rendering of a reply's next steps for one interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
-"""Entries of a list that a reply names; more are not for a model to read."""
+"""The most entries of a list in a reply; more would burden a model's context."""
 
 
 Words = Callable[[Sequence[NextStep]], str]
@@ -41,13 +41,13 @@ Steps = Annotated[
 
 
 class Guided(BaseModel):
-    """Base of what carries next steps: `next` as values, and a text field with the same in an interface's words."""
+    """Base of models with next steps: `next` as values, and a text field with their rendering for an interface."""
 
     next: Steps = ()
 
 
 class Result(BaseModel):
-    """Base of every reply. `hint` is `next` in the words of the interface that the reply leaves by."""
+    """Base of every reply. `hint` is `next` rendered for the interface that returns the reply."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
@@ -58,13 +58,13 @@ class Result(BaseModel):
     next: Steps = ()
 
     def short(self) -> dict[str, Any]:
-        """Return the reply without empty values, and without `next`, which `hint` and `fix` say as well."""
+        """Return the reply without empty values, and without `next`, which `hint` and `fix` repeat."""
         full = self.model_dump(mode="json", exclude={"next": True, "findings": {"__all__": {"next"}}})
         return {k: v for k, v in full.items() if v not in (None, "", [], {}) or k == "ok"}
 
 
 class WarnedReply(Result):
-    """A reply about what costs. `warnings` say what is wrong with the policy, such as a file that is not the usual."""
+    """A reply that concerns costs. `warnings` name problems of the policy, such as a file at an unusual path."""
 
     warnings: list[str] = Field(default_factory=list)
 
@@ -73,20 +73,20 @@ R = TypeVar("R", bound=Result)
 
 
 def warned(reply: R, notices: Sequence[Notice], words: Words) -> R:
-    """Add what is wrong with the policy to a reply that has a field for it."""
+    """Add the policy's problems to a reply that has a field for them."""
     if isinstance(reply, WarnedReply):
         reply.warnings = [f"{notice.text} {words(notice.next_steps)}".strip() for notice in notices]
     return reply
 
 
 _PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting": "hint"}
-"""Lists of a reply whose entries carry next steps, and the field that has them in words."""
+"""Lists of a reply whose entries have next steps, and the text field for each."""
 
 
 def worded(reply: R, words: Words) -> R:
-    """Return a reply with its next steps, and those of its findings, in an interface's words.
+    """Return a reply with its next steps, and those of its findings, rendered for an interface.
 
-    Only the text fields of `next` are written. Every other text of a reply may be a path, a name or a log.
+    Only the text fields of `next` are rewritten. Every other text of a reply may be a path, a name or a log.
     """
     job_id = getattr(reply, "job_id", None)
     update: dict[str, Any] = {"next": for_job(reply.next, job_id)}
@@ -105,7 +105,7 @@ def sentence(call: str, step: NextStep) -> str:
 
 
 class FindingReply(Guided):
-    """One finding of a gate. `fix` is `next` in the words of the interface."""
+    """One finding of a gate. `fix` is `next` rendered for the interface."""
 
     rule: str
     severity: str
@@ -114,7 +114,7 @@ class FindingReply(Guided):
 
 
 class ErrorReply(Result):
-    """An error. `retry` is true where the same call may work later."""
+    """An error. `retry` is true if the same call may succeed later."""
 
     ok: bool = False
     retry: bool = False
@@ -127,9 +127,9 @@ class RefusalReply(ErrorReply):
 
 
 class MeterReply(BaseModel):
-    """An instance's meter. `billing` null means unknown, which counts as yes; an estimated cost is an upper bound.
+    """An instance's billing. `billing` null means unknown, which counts as yes. An estimated cost is an upper bound.
 
-    `host_key` is the fingerprint of the only host key that is accepted from the machine.
+    `host_key` is the fingerprint of the only host key that gpuwarden accepts from the machine.
     """
 
     state: str
@@ -142,7 +142,7 @@ class MeterReply(BaseModel):
 
 
 class EndingReply(BaseModel):
-    """A person's decision in advance about the end of a job's machine. `ends_at` is known after a notice."""
+    """The user's advance decision about the end of a job's machine. `ends_at` is set after a notice."""
 
     automatic_teardown: Verb | None = None
     grace_minutes: float | None = None
@@ -155,12 +155,12 @@ class EndingReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _known(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not known or was not decided."""
+        """Return the fields without unknown and undecided values."""
         return {k: v for k, v in whole(self).items() if v not in (None, "")}
 
 
 def ending_of(found: Arranged | None) -> EndingReply | None:
-    """Return what was decided about the end of a job's machine; None where a person is asked then."""
+    """Return the decision about the end of a job's machine; None if the user will be asked."""
     if found is None:
         return None
     return EndingReply(
@@ -178,13 +178,13 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
     """Return the findings of a gate.
 
-    A message may name files, columns and processes, so the whole of it is a quotation; its next steps are ours.
+    A message may name files, columns and processes, so the whole message is quoted; its next steps are our own text.
     """
     return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 
 
 def error_reply(error: WardenError) -> ErrorReply:
-    """Return the reply for an error. A machine or a platform may have worded part of it, so it is a quotation."""
+    """Return the reply for an error. Its message may contain text of a machine or a platform, so it is quoted."""
     message = quoted(error.message, 1_200)
     if isinstance(error, Refused):
         found = findings(error.findings)
@@ -193,7 +193,7 @@ def error_reply(error: WardenError) -> ErrorReply:
 
 
 def meter_of(lease: LeaseRecord) -> MeterReply:
-    """Return a lease's meter; `billing` is null for a state that is neither yes nor no."""
+    """Return a lease's billing; `billing` is null for a state that is neither yes nor no."""
     billing = {Lease.STOPPED: False, Lease.NONE: False, Lease.METERING: True, Lease.STOPPING: True}.get(lease.state)
     seen = lease.instance
     return MeterReply(

@@ -1,4 +1,4 @@
-"""The part of a reply that is about the cells of a fan-out."""
+"""The part of a reply about the cells of a fan-out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs a look: its last problem, and how many queues it was given to."""
+    """One cell that needs attention: its last problem, and the number of queues that it was given to."""
 
     index: int
     state: str
@@ -29,7 +29,7 @@ class CellReply(BaseModel):
 
 
 class FanOutReply(BaseModel):
-    """A fan-out. `states` counts its cells; `odd` are those neither open nor verified; `jobs` run now."""
+    """A fan-out. `states` counts its cells; `odd` are the cells neither open nor verified; `jobs` are running now."""
 
     cells: int = 0
     states: dict[str, int] = Field(default_factory=dict)

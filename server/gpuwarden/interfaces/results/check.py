@@ -1,4 +1,4 @@
-"""Reply of check_job and of cancel_job: a job now, with a piece of its log."""
+"""Reply of check_job and of cancel_job: the current state of a job, with a part of its log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpuwarden.lifecycle.monitoring.check import Checked, Signaled
 from gpuwarden.lifecycle.records import LeaseRecord
 
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
-"""What of an allocation is a text that others chose."""
+"""Fields of an allocation whose text comes from outside gpuwarden."""
 LOG_LIMIT = 16_000
-"""Characters of a log in one reply, at most."""
+"""The most characters of a log in one reply."""
 
 
 class DiagnosisReply(BaseModel):
-    """A known failure that `lines` of the log point to: likely or possible, never certain."""
+    """A known failure that `lines` of the log indicate: likely or possible, never certain."""
 
     id: str
     title: str
@@ -36,7 +36,7 @@ class DiagnosisReply(BaseModel):
 
 
 class KeptReply(BaseModel):
-    """A job's artifact store by its list. `why`: what is unknown of it, or why it may lack files of the machine."""
+    """A job's artifact store, from its file list. `why`: its unknown parts, or why it may lack files of the machine."""
 
     store: str
     files: int = 0
@@ -46,7 +46,7 @@ class KeptReply(BaseModel):
 
 
 class CheckReply(WarnedReply):
-    """A job and its meter now. `log_cursor` is where the next read of the log goes on."""
+    """Current state of a job and its billing. `log_cursor` is the position at which the next read of the log starts."""
 
     job_id: str
     state: str
@@ -62,37 +62,37 @@ class CheckReply(WarnedReply):
     started_at: float | None = None
     elapsed_s: float | None = None
     remaining_s: float | None = None
-    """Seconds until the last step, at the pace of the last minutes."""
+    """Seconds until the last step, at the pace of the last few minutes."""
     remaining_range_s: list[int] = Field(default_factory=list)
-    """The least and the most of them, by this run's pace and by earlier runs of the script."""
+    """The lowest and the highest estimate of these seconds, from this run's pace and earlier runs of the script."""
     projected_cost_usd: float | None = None
-    """Cost when the last step is reached, of the present machine."""
+    """Cost of the present machine when the last step is reached, in US dollars."""
     curve: list[float] = Field(default_factory=list)
-    """The loss from the first step to the last, in a few points."""
+    """The loss from the first step to the last, downsampled."""
     usage: dict[str, float] = Field(default_factory=dict)
     """The machine's last report on its GPU, memory and disk, in percent and bytes."""
     allocation: dict[str, str | float] = Field(default_factory=dict)
-    """What the engine that runs the job says of it, such as Slurm: its own id, queue, nodes and restarts."""
+    """Report of the engine that runs the job, such as Slurm: its own id, queue, nodes and restarts."""
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
     ending: EndingReply | None = None
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """The releases that have the name which the failed job lacked."""
+    """Releases that have the name which the failed job did not find."""
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
-    """Outcomes of the checks that only read, on the machine of a job in trouble."""
+    """Outcomes of the read-only checks on the machine of a job in trouble."""
     kept: KeptReply | None = None
-    """The copy in the artifact store, where the machine can't be read."""
+    """The copy in the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """Steps of the proof of its outputs: yes, no, not_yet or unknown."""
+    """Steps of the verification of its outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None
     log: str = ""
     log_cursor: int | None = None
     log_bytes: int | None = None
 
     def short(self) -> dict[str, Any]:
-        """Leave out the curve, which is for eyes."""
+        """Leave out `curve`, which is for display, and `started_at`."""
         return {name: value for name, value in super().short().items() if name not in ("curve", "started_at")}
 
 
@@ -100,7 +100,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
-    # A job that runs may run without its supervisor: what was just seen says so, the last move of the job does not.
+    # A running job may have lost its supervisor: the latest poll shows this, the job's last transition does not.
     current = seen is not None and seen.state is job.state and job.state not in TERMINAL_JOBS
     said = seen.allocation.model_dump(exclude_none=True) if seen and seen.allocation else {}
     return CheckReply(
@@ -143,7 +143,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: bool) -> dict[str, Any]:
-    """Return how far a job is and what it may come to. The machine's clock counts, which may differ from ours."""
+    """Return a job's progress and projected cost. Times are by the machine's clock, which may differ from ours."""
     if seen is None:
         return {}
     end = seen.at if running else seen.ended_at
@@ -176,8 +176,8 @@ def signaled(result: Signaled) -> CheckReply:
 
 
 def diagnosis_reply(found: Diagnosis, values: tuple[str, ...]) -> DiagnosisReply:
-    """Return a diagnosis with its evidence fenced, and without the secrets in `values`."""
-    # Each line names its source, so that a log can't pass its own text off as something observed.
+    """Return a diagnosis with its evidence fenced and the secrets in `values` redacted."""
+    # Each line names its source, so that a log can't present its own text as an observation.
     evidence = "\n".join(
         f"{'log' if m.number else 'observed'}: {line(redact(m.text, values), 240)}" for m in found.lines
     )

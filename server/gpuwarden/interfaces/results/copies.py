@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):
-    """Copied files. `missing` are declared outputs that do not exist on the machine. `store`: they came from there."""
+    """Copied files. `missing` are declared outputs that do not exist on the machine. `store` is the source if set."""
 
     job_id: str
     dest: str
@@ -41,10 +41,10 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted, or unknown, which does not pass. Files that were proven are only counted.
+    """A verdict: proven, refuted, or unknown, which does not pass. Proven files are only counted, not listed.
 
-    Code `claimed`: the machine looked at its own files, and nothing was copied here. `problems` say why it is not
-    proven, `warnings` change nothing.
+    Code `claimed`: the machine checked its own files, and nothing was copied here. `problems` are the reasons why the
+    verdict is not proven; `warnings` do not affect it.
     """
 
     verdict: str
@@ -62,27 +62,27 @@ class VerifyReply(Result):
 
 
 _NEXT: Final[dict[Cause, str]] = {
-    Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Take the weights as safetensors, or from a source that "
-    "you trust; a scratch machine without keys may convert them.",
-    Cause.DAMAGE: "If it stays damaged after another copy, it is broken at its source: take another checkpoint.",
-    Cause.CONTRADICTION: "Parts of it disagree, and another copy changes nothing: save it again from the run, or take "
-    "another checkpoint.",
-    Cause.NOT_FINITE: "Another copy changes nothing: go back to a checkpoint whose values are finite, then find out "
+    Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Use the weights as safetensors or from a source that "
+    "you trust, or convert them on a scratch machine without keys.",
+    Cause.DAMAGE: "If it is still damaged after another copy, it is damaged at its source: use another checkpoint.",
+    Cause.CONTRADICTION: "Parts of it contradict each other, and another copy does not help: save it again from the "
+    "run, or use another checkpoint.",
+    Cause.NOT_FINITE: "Another copy does not help: go back to a checkpoint whose values are finite, then find out "
     "why the run diverged.",
-    Cause.NO_RESUME: "Resume from a checkpoint that has everything, or start the optimizer again from these weights.",
-    Cause.NEEDS_CODE: "Only running its code can settle it: read the names, then load it on a scratch machine without "
-    "keys and save the tensors as safetensors.",
+    Cause.NO_RESUME: "Resume from a complete checkpoint, or restart the optimizer from these weights.",
+    Cause.NEEDS_CODE: "It can't be verified without running its code: check the imported names, then load it on a "
+    "scratch machine without keys and save the tensors as safetensors.",
     Cause.UNREAD: "Load it with the program that wrote it, or compare its digest with one recorded at save time.",
-    Cause.LIMIT: "Ask for a part of it or a lower level; on a terminal a person can allow more time and bytes.",
+    Cause.LIMIT: "Verify a part of it or use a lower level; on a terminal the user can allow more time and bytes.",
     Cause.UNSEALED: "Compare it with the manifest that was made on the machine, or write one at save time.",
-    Cause.CHANGING: "Wait until nothing writes to it any more, then ask again.",
+    Cause.CHANGING: "Retry once no process writes to it.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
-"""Advice that settles each cause, for a person: no tool or command does it."""
+"""Advice to the user that resolves each cause; no tool or command does this."""
 
 
 def _following(report: Report) -> list[NextStep]:
-    """Return the next steps for the causes, the gravest first; where something refutes, for what refutes alone."""
+    """Return the next steps for the causes, the gravest first. If any cause refutes, only refuting causes count."""
     refuting = [cause for cause in report.causes if cause.refutes]
     found: list[NextStep] = []
     for cause in (refuting or report.causes)[:3]:
@@ -114,18 +114,18 @@ def pulled(result: PullResult) -> PullReply:
         if result.unsettled:
             reply.message += quoted(f" It may lack files: {result.unsettled}.")
     if result.log_lost:
-        reply.message += f" The log lacks {result.log_lost:,} bytes of its beginning, which the machine no longer has."
+        reply.message += f" The log lacks its first {result.log_lost:,} bytes, which the machine no longer has."
     if got.problems:
         reply.ok, reply.code = False, "incomplete"
         reply.message = f"{counted(len(got.problems), 'file')} could not be copied. {reply.message}".rstrip()
-        reply.next = steps(("Fix what the problems say.", *result.next_steps))
+        reply.next = steps(("Fix the listed problems.", *result.next_steps))
     elif not got.files and not result.store:
         reply.message = f"No declared output exists on the machine; only the log was copied.{reply.message}"
     return reply
 
 
 def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
-    """Return the reply to verify_checkpoint. `rest` are the steps that remain for the job whose copy was verified."""
+    """Return the reply to verify_checkpoint. `rest` are the remaining steps of the job whose copy was verified."""
     bad: list[FileEvidence | CheckpointEvidence] = [c for c in report.checkpoints if c.verdict != "proven"]
     bad += [f for f in report.files if f.verdict != "proven"]
     code, following = str(report.verdict), _following(report)
@@ -134,12 +134,12 @@ def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
         Verdict.REFUTED: "Refuted: do not rely on it.",
         Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
     }[report.verdict]
-    if rest:  # they say whether to copy again
+    if rest:  # these already decide about another copy
         following = [step for step in following if step.action is not Action.PULL]
     if report.claimed:
         following = [do(Action.PULL, "; only a copy that is verified here counts")]
         if report.verdict == "proven":
-            code, message = "claimed", "Whole, as the machine itself reports; it was not copied here."
+            code, message = "claimed", "The machine reports it as complete; it was not copied here."
     return VerifyReply(
         ok=report.verdict == "proven",
         code=code,

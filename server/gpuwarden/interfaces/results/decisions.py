@@ -1,4 +1,4 @@
-"""Replies about decision lists: the checks to make, and the outcomes of those that were made on a job's machine."""
+"""Replies about decision lists: the checks to run, and the outcomes of checks on a job's machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 
 
 class OutcomeReply(BaseModel):
-    """One outcome of a check: `when` it is this one, what it means, and the entries to read."""
+    """One possible outcome of a check: its condition `when`, its meaning, and the entries to read."""
 
     id: str
     when: str
@@ -29,7 +29,7 @@ class DecisionCheckReply(BaseModel):
     command: list[str]
     on: str
     reads: bool = False
-    """check_job runs it by itself while the job is in trouble."""
+    """Whether check_job runs this read-only check automatically while the job is in trouble."""
     outcomes: list[OutcomeReply]
 
 
@@ -42,7 +42,7 @@ class DecisionReply(BaseModel):
 
 
 class CheckOutcomeReply(BaseModel):
-    """The outcome of one check on the job's machine, by ids; `unknown` where the command gave no answer."""
+    """The outcome of one check on the job's machine, by ids; `unknown` if the command gave no answer."""
 
     list: str
     check: str
@@ -63,12 +63,12 @@ def decision_reply(found: DecisionList | None) -> DecisionReply | None:
 
 
 def outcome_reply(found: CheckOutcome) -> CheckOutcomeReply:
-    """Return an outcome with its reason made safe."""
+    """Return an outcome with its reason sanitized."""
     return CheckOutcomeReply(**{**found.model_dump(), "why": line(found.why, 100)})
 
 
 def steps_of(reply: DecisionReply) -> Iterator[str]:
-    """Yield a list as lines for a terminal."""
+    """Yield a decision list as lines for a terminal."""
     for number, check in enumerate(reply.checks, 1):
         yield f"{number}. {check.question}"
         yield f"     {shlex.join(check.command)}" + ("" if check.on == "machine" else f"   ({check.on})")

@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden diagnose`: how a log ends, and the entries that fit."""
+"""Reply of `gpuwarden diagnose`: how a log ends, and the matching entries."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COLLECT = (
     "the exit code, and dmesg -T | tail or the platform's event list for a kill",
     "pip freeze, nvidia-smi, and the exact command",
 )
-"""What helps where no entry fits."""
+"""Information to collect if no entry matches."""
 
 
 class ExceptionReply(BaseModel):
-    """One exception: where it was raised, in which package, of which version where the log names it."""
+    """One exception: where it was raised, in which package and, if the log names it, which version."""
 
     type: str
     message: str
@@ -39,24 +39,24 @@ class ExceptionReply(BaseModel):
 
 
 class FailureReply(BaseModel):
-    """The end of a run as its log shows it. `chain` came before `exception`, the run went on after `recovered`."""
+    """The end of a run as its log shows it. `chain` preceded `exception`; the run continued after `recovered`."""
 
     outcome: str
     exception: ExceptionReply | None = None
     chain: list[ExceptionReply] = Field(default_factory=list)
     missing: dict[str, str] = Field(default_factory=dict)
-    """The attribute, keyword, name or module that the exception says does not exist."""
+    """The attribute, keyword, name or module that does not exist according to the exception."""
     last_progress: str = ""
     exit_code: int | None = None
     signal: str = ""
     device: list[str] = Field(default_factory=list)
-    """Lines of CUDA, NCCL, the driver (Xid) or the kernel's OOM killer."""
+    """Lines from CUDA, NCCL, the driver (Xid) or the kernel's OOM killer."""
     recovered: list[ExceptionReply] = Field(default_factory=list)
     ranks: int = 0
 
 
 class OriginReply(BaseModel):
-    """The releases of a package whose `file` raises the message; empty bounds are those of the table."""
+    """Releases of a package whose `file` raises the message. An empty bound means the limit of the table."""
 
     package: str
     file: str
@@ -71,23 +71,23 @@ class OriginReply(BaseModel):
 
 
 class DiagnoseReply(Result):
-    """A log's failure and the entries that fit it: likely, possible, or none."""
+    """A log's failure and its matching entries: likely, possible, or none."""
 
     failure: FailureReply
     skew: SkewReply | None = None
-    """The releases that have the name which is missing."""
+    """Releases that have the missing name."""
     origin: OriginReply | None = None
-    """Where the message comes from, as the package's own source has it."""
+    """Origin of the message in the package's source."""
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     decision: DecisionReply | None = None
-    """What to check where the best entry leaves the cause open."""
+    """Checks to make if the best entry leaves the cause open."""
     collect: list[str] = Field(default_factory=list)
     query: str = ""
-    """The line to look for in a web or issue search."""
+    """Query for a web or issue search."""
 
 
 def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> DiagnoseReply:
-    """Read a log and name the entries that fit its failure. An exit code outside the log may be given."""
+    """Read a log and return the entries that match its failure. `exit_code` may add a code that the log lacks."""
     reading = Reading(log, exit_code)
     failure = reading.failure
     found = diagnose(shipped(), log, exit_code=exit_code, failed=None, limit=limit, reading=reading)
@@ -102,17 +102,17 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
     reply.decision = decision_reply(for_entries([row.id for row in rows[:1]]))
     if well and not rows:
         reply.code, reply.message = "nothing_failed", "Nothing failed here."
-        reply.next = steps("If the run hangs, loses or slows down all the same, search by that symptom in words.")
+        reply.next = steps("If the run still hangs, loses quality or slows down, search for that symptom in words.")
     elif not explained and not any(row.certainty == "likely" for row in rows):
         reply.collect = list(COLLECT)
         reply.query = line(failure.query, 300)
         if not rows and reply.skew is None:
-            reply.code, reply.message = "no_entry_fits", "No entry of the references fits this failure."
+            reply.code, reply.message = "no_entry_fits", "No entry of the references matches this failure."
     return reply
 
 
 def failure_reply(failure: Failure) -> FailureReply:
-    """Return a failure with every text made safe and bounded."""
+    """Return a failure with every text sanitized and bounded."""
     missing = failure.gone.model_dump(include={"kind", "owner", "name"}) if failure.gone else {}
     return FailureReply(
         outcome=failure.outcome,
@@ -141,8 +141,8 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
 
 
 def _by_words(hit: Hit) -> Diagnosis:
-    """Return an entry that only the words of the failure point to."""
-    why = "no signature matches; the words of the failure are closest to this entry"
+    """Return an entry that matches only by the words of the failure."""
+    why = "no signature matches; this entry is the closest by the words of the failure"
     return Diagnosis(
         id=hit.id,
         title=hit.title,

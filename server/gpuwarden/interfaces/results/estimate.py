@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden estimate`: memory and time as intervals, and the cards that were asked about."""
+"""Reply of `gpuwarden estimate`: memory and time as intervals, and the requested GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GB = 1e9
 
 
 class CardReply(BaseModel):
-    """One GPU, and whether the run fits: `fits`, `may_fit` or `will_not_fit`. Seconds only where steps are known."""
+    """One GPU, and whether the run fits: `fits`, `may_fit` or `will_not_fit`. `seconds` needs a known step count."""
 
     gpu: str
     count: int
@@ -22,7 +22,7 @@ class CardReply(BaseModel):
 
 
 class EstimateReply(Result):
-    """Gigabytes (10^9 bytes) that one GPU shows as used, at least and at most, with the derivation."""
+    """Lowest and highest memory use that one GPU shows, in gigabytes (10^9 bytes), with its derivation."""
 
     model: str
     parameters: int
@@ -33,7 +33,7 @@ class EstimateReply(Result):
     """`traced` from the model itself, or counted by `formula`."""
     how: str
     parts_gb: dict[str, float] = Field(default_factory=dict)
-    """What it is made of, at its usual size."""
+    """Components of the memory use, each at its usual size in gigabytes."""
     cards: list[CardReply] = Field(default_factory=list)
 
 

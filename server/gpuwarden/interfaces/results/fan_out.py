@@ -1,4 +1,4 @@
-"""The reply about a fan-out: how many cells are where, what it costs, and the spread of each configuration."""
+"""Reply about a fan-out: the number of cells per state, the cost, and the spread of each configuration."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def fanned_out(result: FanOutResult) -> SubmitReply:
     reply.receipt, reply.receipt_expires_at = result.receipt, result.expires_at
     reply.code = "approval_required" if result.ask else "checked"
     most = f", at most {usd(result.worst_cost)} in all" if result.worst_cost is not None else ""
-    reply.message = f"Checked {counted(result.roster.size, 'cell')}{most}; nothing was launched."
+    reply.message = f"Checked {counted(result.plan.size, 'cell')}{most}; nothing was launched."
     if result.receipt:
         reply.next = (do(Action.SUBMIT, "to launch", receipt=result.receipt),)
     if result.ask:
-        reply.message += f" A person has to approve the spending: {result.ask}."
+        reply.message += f" The user has to approve the spending: {result.ask}."
         reply.next = (approval(result.receipt), *reply.next)
     return reply
 
 
 def _rising(reply: SubmitReply, rise: Rise) -> SubmitReply:
-    """Return the reply to a look at higher limits, which are not in force yet."""
+    """Return the reply to a check of higher limits, which are not in force yet."""
     issued = rise.issued
     reply.ok, reply.code = True, "approval_required" if issued.ask else "checked"
     reply.receipt, reply.receipt_expires_at, reply.next = rise.receipt, issued.expires_at, rise.next_steps
     most = f"{usd(issued.worst_cost)} in all on at most {counted(issued.machines, 'machine')} at a time"
     reply.message = f"Checked: {rise.fan_id} would spend at most {most}; nothing was changed."
     if issued.ask:
-        reply.message += f" A person has to approve that: {issued.ask}."
+        reply.message += f" The user has to approve this: {issued.ask}."
     return reply
 
 
 def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
-    """Return the reply to a look at an accepted fan-out."""
+    """Return the reply to a check of an accepted fan-out."""
     state = _state(now)
     return CheckReply(
         job_id=now.fan.id,
@@ -77,8 +77,8 @@ def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
 
 
 def _state(now: Standing) -> str:
-    """Return `complete` where every cell is verified, `over` where nothing more will be, else `running`."""
-    whole = now.cells.count(CellState.VERIFIED) == now.fan.roster.size
+    """Return `complete` if every cell is verified, `over` if no further cell will be, else `running`."""
+    whole = now.cells.count(CellState.VERIFIED) == now.fan.plan.size
     return "complete" if whole else "over" if now.over else "running"
 
 
@@ -86,13 +86,13 @@ def _message(result: FanOutResult, now: Standing) -> str:
     proven, machines = now.cells.count(CellState.VERIFIED), ""
     if now.live:
         machines = f", {counted(len(now.live), 'machine')} at work"
-    said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.roster.size, 'cell')} verified{machines}."
+    said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.plan.size, 'cell')} verified{machines}."
     return f"{said} {_held(result.held)}".rstrip()
 
 
 def _cells(result: FanOutResult) -> FanOutReply:
-    """Return where the cells are, what they cost, and what they reached."""
-    reply, now = FanOutReply(cells=result.roster.size, held=_held(result.held)), result.now
+    """Return the states of the cells, their cost, and their results."""
+    reply, now = FanOutReply(cells=result.plan.size, held=_held(result.held)), result.now
     if now is None:
         return reply
     fan, cells = now.fan, now.cells
@@ -124,7 +124,7 @@ def _cells(result: FanOutResult) -> FanOutReply:
 
 
 def _held(held: Held | None) -> str:
-    """Return why nothing more is launched, in one sentence; empty where nothing holds it."""
+    """Return the reason why no more cells are launched, in one sentence; empty if launching continues."""
     if held is None:
         return ""
     foreign = held.by in {Hold.CAPS, Hold.REFUSED}  # file names and policy keys

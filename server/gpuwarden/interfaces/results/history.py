@@ -1,4 +1,4 @@
-"""The ledger's events as they leave: what a job, a machine or a platform worded is marked as a quotation."""
+"""Ledger events for a reply: text from a job, a machine or a platform is marked as a quotation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpuwarden.core.sanitize import named
 FOREIGN: Final = frozenset(
     {"why", "observation", "problems", "missing", "not_taken", "findings", "text", "unread", "aside", "refusal"}
 )
-"""Fields of event bodies that others word, whole or in part; all that is nested in one counts as theirs."""
+"""Fields of event bodies with text from outside gpuwarden, in whole or in part, including all nested values."""
 MAX_TEXT: Final = 1_200
 
 
 def told_events(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events for a reply; the ledger itself keeps its texts as they came."""
+    """Return events for a reply. The ledger itself stores the original texts."""
     return [{**row, "body": _marked(row["body"], foreign=False)} for row in rows]
 
 

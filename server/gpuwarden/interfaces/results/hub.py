@@ -13,21 +13,21 @@ from gpuwarden.interfaces.results.base import Result
 
 
 class ReposReply(Result):
-    """Repos of the Hub, one entry for each id that was asked for, without what is empty."""
+    """Repos of the Hub, one entry for each requested id, without empty values."""
 
     repos: list[dict[str, Any]] = Field(default_factory=list)
     requests: int = 0
 
 
 class DatasetsReply(Result):
-    """Datasets that a search found."""
+    """Datasets found by a search."""
 
     datasets: list[dict[str, Any]] = Field(default_factory=list)
     more: bool = False
 
 
 def repos_seen(answer: RepoAnswer) -> ReposReply:
-    """Return the reply to hub_repo_details. `ok` says that the question was answered, not that every repo is there."""
+    """Return the reply to hub_repo_details. `ok` means that the request was answered, not that every repo exists."""
     return ReposReply(message=quoted(answer.note), repos=[_kept(r) for r in answer.repos], requests=answer.requests)
 
 
@@ -42,7 +42,7 @@ _REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """Return a model without its defaults and without what is empty. A stranger's text is marked as one."""
+    """Return a model without defaults and empty values. Text from Hub users is marked as foreign."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}
 
@@ -52,6 +52,6 @@ def _marked(value: Any, field: str) -> Any:
         fenced = field in FENCED and value.startswith("<<<DATA ")
         return value if fenced or (field in IDS and _REPO.fullmatch(value)) else named(value, 400)
     if isinstance(value, dict):
-        # The names are ours, but for those of a table such as dtypes. Every value in a structure is theirs.
+        # The keys are our own, except those of a table such as dtypes. Every value in a structure is foreign.
         return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
     return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value

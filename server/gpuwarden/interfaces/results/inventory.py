@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
 class ClockReply(BaseModel):
-    """An action that the platform will take by itself, and when, in seconds since the epoch."""
+    """An action that the platform will take automatically. `at` is in seconds since the epoch."""
 
     at: float
     trigger: str
@@ -25,7 +25,7 @@ class ClockReply(BaseModel):
 
 
 class InstanceReply(BaseModel):
-    """One machine. `billing` null means that nobody knows, which counts as yes."""
+    """One machine. `billing` null means unknown, which counts as yes."""
 
     platform: str
     instance_id: str | None
@@ -45,15 +45,16 @@ class InstanceReply(BaseModel):
 
     @model_serializer(mode="wrap")
     def _small(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the fields that few machines have."""
+        """Leave out empty values of the fields that few machines have."""
         rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
         return {k: v for k, v in whole(self).items() if v or k not in rare}
 
 
 class AccountReply(BaseModel):
-    """The money of one platform's account; `balance` null means unknown, `per_hour` null that no price is known.
+    """Balance and spending rate of one platform's account. `balance` null means unknown; `per_hour` null: no price is
+    known.
 
-    `clock` is when it ends at this rate.
+    `clock` is the time at which the balance is used up at this rate.
     """
 
     platform: str
@@ -65,14 +66,14 @@ class AccountReply(BaseModel):
 
 
 class InstancesReply(WarnedReply):
-    """Every machine of every platform in use. `unknown` names what could not be seen; it may be billing."""
+    """Every machine of every platform in use. `unknown` gives, by name, why a state could not be read; it may bill."""
 
     instances: list[InstanceReply] = Field(default_factory=list)
     accounts: list[AccountReply] = Field(default_factory=list)
     jobs: list[dict[str, str]] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
     offers: list[OfferReply] = Field(default_factory=list)
-    """What another machine costs, where that was asked."""
+    """Offers for another machine, if requested."""
 
 
 def listed(inventory: Inventory) -> InstancesReply:
@@ -84,10 +85,10 @@ def listed(inventory: Inventory) -> InstancesReply:
     counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
     text = f"{', and '.join(counts).capitalize()}{' as far as it is known' if lost else ''}."
-    # Of a ledger that lost records, others may bill: then zero is not shown.
+    # If the ledger lost records, unknown machines may be billing, so a count of zero is not shown.
     sentences = [] if lost and not (billing or maybe) else [text]
-    sentences += ["Not everything could be seen."] if unknown else []
-    if trouble is not None:  # first, where it puts everything else into doubt
+    sentences += ["Some states could not be read."] if unknown else []
+    if trouble is not None:  # first, if it makes everything else doubtful
         sentences.insert(0 if lost else len(sentences), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
         ok=not lost,
@@ -123,7 +124,7 @@ def instance_reply(row: Row) -> InstanceReply:
 
 
 def account_reply(funds: Funds) -> AccountReply:
-    """Return the money of one account."""
+    """Return the balance and the rate of one account."""
     clock, burn = funds.clock, funds.burn if funds.burn > 0 else None
     if isinstance(funds.balance, Unknown):
         return AccountReply(platform=funds.platform, per_hour=burn, note=quoted(funds.said))
@@ -133,7 +134,7 @@ def account_reply(funds: Funds) -> AccountReply:
         currency=named(funds.balance.value.currency, 8),
         per_hour=burn,
         clock=clock_reply(clock) if clock else None,
-        note="" if funds.whole else "not every price there is known",
+        note="" if funds.whole else "some prices there are unknown",
     )
 
 

@@ -1,4 +1,4 @@
-"""The reply of `gpuwarden metrics`: what a job reported, each metric with its last value and its curve."""
+"""Reply of `gpuwarden metrics`: the metrics that a job reported, each with its last value and its curve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ALERTS: Final = 20
 
 
 class MetricReply(Frozen):
-    """One metric. `last` is None where its last value is not finite; `odd` counts such values."""
+    """One metric. `last` is None if its last value is not finite; `odd` counts such values."""
 
     name: str
     points: int
@@ -27,7 +27,7 @@ class MetricReply(Frozen):
 
 
 class MetricsReply(Result):
-    """Metrics by name, and what the job and its runner reported in words, newest last."""
+    """Metrics by name, and the alerts of the job and its runner, newest last."""
 
     job_id: str
     metrics: list[MetricReply] = Field(default_factory=list)
@@ -35,7 +35,7 @@ class MetricsReply(Result):
 
 
 def reported(store: MetricStore, job_id: str, note: str = "") -> MetricsReply:
-    """Return what a job reported."""
+    """Return the metrics and alerts that a job reported."""
     found = []
     for series in store.series(job_id):
         curve = store.downsampled(job_id, series.name, CURVE)

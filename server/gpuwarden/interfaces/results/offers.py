@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden offers`: what every platform asks for a machine, and what of it a stop spares."""
+"""Reply of `gpuwarden offers`: the price of a machine on every platform, and the mounts that survive a stop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from gpuwarden.lifecycle.offers import Capacity, Offer
 class OfferReply(BaseModel):
     """One platform. `capacity`: available, unknown, none now, or not_sold. A price of null is unknown.
 
-    `survives_stop` lists the mounts whose files outlive a stop, null where the platform has no stop or was not asked;
-    a mount with a name in brackets has to be asked for. `bills_when_stopped`: something bills, or may bill, after a
-    stop.
+    `survives_stop` lists the mounts whose files survive a stop; null if the platform has no stop or was not asked. A
+    mount with a name in brackets has to be requested. `bills_when_stopped`: something is or may be billed after a stop.
     """
 
     platform: str
@@ -31,23 +30,23 @@ class OfferReply(BaseModel):
 
 
 class OffersReply(Result):
-    """Every platform that was asked, the cheapest first."""
+    """Offers of every platform that was asked, the cheapest first."""
 
     offers: list[OfferReply] = Field(default_factory=list)
 
 
 def offered(found: Sequence[Offer]) -> OffersReply:
-    """Return the reply to a question for offers."""
+    """Return the reply to a request for offers."""
     rows = [offer_reply(offer) for offer in found]
     if not rows:
         return OffersReply(
             code="not_configured",
-            message="No platform that rents machines is configured, so none was asked.",
+            message="No platform that rents machines is configured.",
             next=(do(Action.DOCTOR, "shows what is missing"),),
         )
     can = sum(row.capacity is Capacity.AVAILABLE for row in rows)
     silent = sum(row.capacity is Capacity.UNKNOWN for row in rows)
-    text = f"{can} of {counted(len(rows), 'platform')} can rent it now."
+    text = f"The machine is available now on {can} of {counted(len(rows), 'platform')}."
     return OffersReply(
         code="unknown" if silent else "ok",
         message=f"{text} {silent} did not answer." if silent else text,

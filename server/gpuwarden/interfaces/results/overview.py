@@ -1,4 +1,4 @@
-"""Replies of status, jobs, costs, wait and of the list of what waits for a person."""
+"""Replies of status, jobs, costs and wait, and of the list of open questions to the user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ NOBODY: Final = Team()
 
 
 class WaitingReply(Guided):
-    """One question to a person. `hint` answers it; `cost_usd` is what the machine has cost or the job may cost."""
+    """One question to the user. `hint` is the way to answer it; `cost_usd` is the machine's cost so far or the job's
+    highest cost.
+    """
 
     ticket: str
     kind: Kind
@@ -70,16 +72,16 @@ class JobLineReply(Guided):
     clocks: list[ClockReply] = Field(default_factory=list)
     ending: EndingReply | None = None
     storage: list[str] = Field(default_factory=list)
-    """What bills on although its machine is gone."""
+    """Storage that is billed although its machine is gone."""
 
     @property
     def pretend(self) -> bool:
-        """Return whether a rehearsal bills it, with pretend money."""
+        """Return whether a rehearsal bills the job, with pretend money."""
         return self.platform.startswith(REHEARSAL)
 
 
 class SpendingReply(BaseModel):
-    """US dollars since local midnight and in this local month, what bills by the hour now, and the cap of a day."""
+    """US dollars spent since local midnight and in this local month, the present hourly rate, and the daily cap."""
 
     today_usd: float
     month_usd: float
@@ -89,7 +91,7 @@ class SpendingReply(BaseModel):
 
 
 class StatusReply(WarnedReply):
-    """Everything on one screen. `unknown` is what could not be looked at; it may be billing."""
+    """Everything for one screen. `unknown` gives, by name, why a state could not be read; it may be billing."""
 
     at: float
     running: list[JobLineReply] = Field(default_factory=list)
@@ -97,32 +99,32 @@ class StatusReply(WarnedReply):
     ended: list[JobLineReply] = Field(default_factory=list)
     spending: SpendingReply
     others: list[InstanceReply] = Field(default_factory=list)
-    """Machines that the platforms list and no job here runs on."""
+    """Machines that the platforms list but no job here uses."""
     accounts: list[AccountReply] = Field(default_factory=list)
     alerts: list[str] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
 
 
 class JobsReply(Result):
-    """A page of jobs, the latest move first. `after` names where the next page begins."""
+    """A page of jobs, the latest transition first. `after` is the start of the next page."""
 
     jobs: list[JobLineReply] = Field(default_factory=list)
     after: str | None = None
 
 
 class CostReply(BaseModel):
-    """The costs of one group, in US dollars. `unknown` counts the machines whose cost nobody knows."""
+    """The costs of one group, in US dollars. `unknown` counts the machines whose cost is unknown."""
 
     key: str
     usd: float
     machines: int
     unknown: int = 0
     per_day_cap_usd: float | None = None
-    """Of a person or a project, by the policy."""
+    """Daily cap of a team member or a project, from the policy."""
 
 
 class CostsReply(WarnedReply):
-    """Costs of a time by day, platform, project, person or job. Rehearsals' pretend money is not in the total."""
+    """Costs of a period by day, platform, project, person or job. The total excludes rehearsals' pretend money."""
 
     since: float
     by: str
@@ -131,7 +133,7 @@ class CostsReply(WarnedReply):
 
 
 class WaitsReply(Result):
-    """Open questions to a person."""
+    """Open questions to the user."""
 
     waiting: list[WaitingReply] = Field(default_factory=list)
 
@@ -190,7 +192,7 @@ def job_line(line: JobLine) -> JobLineReply:
 
 
 def waiting_reply(waiting: Waiting) -> WaitingReply:
-    """Return one question to a person."""
+    """Return one question to the user."""
     return WaitingReply(
         ticket=waiting.ticket,
         kind=waiting.kind,

@@ -1,4 +1,4 @@
-"""Looking something up in the references, as the tool `search_references` and as `gpuwarden search`."""
+"""Search the references, for the tool `search_references` and for `gpuwarden search`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""A text of more lines is a log, which is not matched with the words of a symptom."""
-LEAD = "A match is a lead, not a proof."
+"""The most lines of a symptom. A longer text is a log, which is not matched with the words of a symptom."""
+LEAD = "A match is a hint, not a proof."
 
 
 class HitReply(BaseModel):
-    """One answer, short. `why` says what it matched by; `uri` is the whole page; likely is right in most cases."""
+    """One short answer. `why` is the basis of the match; `uri` is the full page; `likely` is right in most cases."""
 
     id: str
     title: str
@@ -36,7 +36,7 @@ class HitReply(BaseModel):
 
 
 class EntryReply(Result):
-    """One known failure, whole."""
+    """One known failure with all fields."""
 
     id: str
     title: str
@@ -48,22 +48,22 @@ class EntryReply(Result):
     source: list[str]
     verified: str
     see: dict[str, str]
-    """Entries that belong to it: title by id."""
+    """Related entries: title by id."""
     uri: str
 
 
 class SearchReply(Result):
-    """The few best answers, best first; none when nothing fits."""
+    """The best answers, best first; empty if nothing matches."""
 
     hits: list[HitReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """The releases that have a name which a log says is missing."""
+    """Releases that have the name which is missing according to a log."""
     decision: DecisionReply | None = None
-    """What to check, in order, for a symptom with several causes."""
+    """Ordered checks for a symptom with several causes."""
 
 
 def entry(key: str) -> EntryReply | None:
-    """Return the entry that is meant by an id or by its address; None for anything else."""
+    """Return the entry with an id or a URI; None if there is no such entry."""
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:
@@ -75,12 +75,15 @@ def entry(key: str) -> EntryReply | None:
         source=list(found.source),
         see={other: catalogue.gotcha(other).title for other in found.see},
         uri=page_uri(found.page),
-        next=steps("A match is a lead, not a proof: look for it in your log and script."),
+        next=steps("A match is a hint, not a proof: confirm it in your log and script."),
     )
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references. Of a very long text both ends are read. Raises BadRequest for an empty query."""
+    """Search the shipped references; only both ends of a very long text are read.
+
+    Raises BadRequest for an empty query or a limit out of range.
+    """
     if not query.strip():
         raise BadRequest("the query is empty", "Give a symptom in any words, an entry's id, or lines of a log.")
     if not 1 <= limit <= MAX_HITS:
@@ -93,21 +96,21 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         return SearchReply(
             code="nothing_failed",
             message="Nothing failed in this log.",
-            next=steps("If the run hangs or slows down all the same, search by that symptom in words."),
+            next=steps("If the run still hangs or slows down, search for that symptom in words."),
         )
     best = [hit.id for hit in hits[:1] if hit.certainty != "likely"]
     decision = decision_reply(for_entries(best) or (for_words(query) if len(reading.lines) <= FEW else None))
     if not hits and skew is None and decision is None:
         return SearchReply(
             code="nothing_fits",
-            message="Nothing in the references fits, which does not mean that nothing is wrong.",
-            next=steps("Try the raw line of the log, or the symptom in other words."),
+            message="Nothing in the references matches. This does not mean that nothing is wrong.",
+            next=steps("Search for the raw line of the log, or describe the symptom in other words."),
         )
     rows = []
     for hit in hits:
         why = f"by its words, score {hit.score:g}"
         if hit.how == "id":
-            why = "its id was named"
+            why = "the query names its id"
         elif hit.how == "signature" and hit.lines:
             why = f"its signature matches: {line(hit.lines[0].text, 160)}"
         summary, fix = line(hit.summary, 300), line(hit.fix, 400)

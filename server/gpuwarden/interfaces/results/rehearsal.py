@@ -1,4 +1,4 @@
-"""Reply of a rehearsal: what came of a script's first step, with foreign text fenced and bounded."""
+"""Reply of a rehearsal: the result of a script's first step, with foreign text fenced and bounded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LOG = 1_500
 
 
 class RehearsalReply(Result):
-    """`passed`; `fault`: of the script, with its line; `stopped`: it could not be rehearsed, see the message.
+    """`passed`; `fault`: an error of the script, with its line; `stopped`: it could not be rehearsed, see the message.
 
-    `substitutes` is what was not the real thing. The script runs in the process that reports, so all of it is a claim.
+    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so the whole
+    reply is a claim.
     """
 
     outcome: Literal["passed", "fault", "stopped"]
@@ -58,7 +59,7 @@ def rehearsed(found: Rehearsal, values: tuple[str, ...] = ()) -> RehearsalReply:
     )
     last = f" after {reply.reached[-1]}" if reply.reached else ""
     if outcome.outcome == "passed":
-        reply.message = "The script's first step ran here to its end, with small models on the CPU."
+        reply.message = "The script's first step completed here, with small models on the CPU."
         if outcome.why:
             reply.message = f"The script's first step ran here: {quoted(outcome.why)}."
     elif outcome.outcome == "fault":
@@ -68,7 +69,7 @@ def rehearsed(found: Rehearsal, values: tuple[str, ...] = ()) -> RehearsalReply:
         reply.next = (do(Action.MANUAL, text="Fix the script at that line."), do(Action.REHEARSE, "to try it again"))
     else:
         reply.ok, reply.code = False, "inconclusive"
-        said = f" It said: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""
+        said = f" Its message: {quoted(outcome.message, 400)}" if outcome.message not in ("", outcome.why) else ""
         reply.message = f"The script could not be rehearsed{last}: {quoted(outcome.why, 400)}.{said}"
     if outcome.outcome != "passed" and outcome.log.strip():
         reply.log = fence(outcome.log, "the script's output", limit=LOG, values=values)

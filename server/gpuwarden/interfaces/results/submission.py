@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.submission.submit import Submission
 
 
 class ChoiceReply(BaseModel):
-    """One platform of a job's list, with what it costs there. Null is unknown."""
+    """One platform of a job's list, with the cost there. Null means unknown."""
 
     platform: str
     gpu: str | None
@@ -26,7 +26,7 @@ class ChoiceReply(BaseModel):
 
 
 class SubmitReply(WarnedReply):
-    """`job_id` is set once the job is accepted; before that, `receipt` is what to submit again with."""
+    """`job_id` is set once the job is accepted. Before that, submit again with `receipt`."""
 
     job_id: str | None = None
     state: str | None = None
@@ -36,16 +36,17 @@ class SubmitReply(WarnedReply):
     price_usd_per_hour: float | None = None
     price_source: str | None = None
     worst_cost_usd: float | None = Field(
-        default=None, description="The job, at most; its machine bills on until its end is approved or was ordered"
+        default=None,
+        description="Highest cost of the job; its machine bills until its end is approved or automatic teardown acts",
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
-    """What bills on after the machine's end, by name."""
+    """Names of storage that is billed after the machine's end."""
     storage_usd_per_hour: float | None = None
     fan_out: FanOutReply | None = None
-    rehearsal: str = Field(default="", description="What came of the script's first step on this machine")
+    rehearsal: str = Field(default="", description="Result of the script's first step on this machine")
     choices: list[ChoiceReply] = Field(default_factory=list)
-    """Where it may run, in order; the price and the cost above are then the highest of these."""
+    """Platforms on which it may run, in order. The price and the cost above are then the highest of these."""
     findings: list[FindingReply] = Field(default_factory=list)
 
 
@@ -82,21 +83,21 @@ def submitted(result: Submission) -> SubmitReply:
         job = result.job
         reply.job_id, reply.state = job.id, job.state
         reply.code = "adopted" if result.adopted else "accepted"
-        same = "The same job was submitted before and is this one. " if result.adopted else ""
+        same = "This job was already submitted, so no second one was created. " if result.adopted else ""
         reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
-        reply.message += f" Once everything is proven, automatic teardown {result.ordered}s its machine." * bool(
+        reply.message += f" Once everything is verified, automatic teardown {result.ordered}s its machine." * bool(
             result.ordered
         )
         reply.message += stays
         reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
         if job.reason is Code.REFUSAL_UNSETTLED:
             reply.next = result.next_steps
-        if job.state is Job.FAILED and job.handle is None:  # nothing was to be had, and nothing ran
+        if job.state is Job.FAILED and job.handle is None:  # no machine was available, and nothing ran
             reply.ok, reply.code = False, "failed"
-            reply.next = steps(("Nothing runs. Change what the message names.", do(Action.SUBMIT, receipt="")))
+            reply.next = steps(("Nothing runs. Fix the cause in the message.", do(Action.SUBMIT, receipt="")))
     elif result.ask:
         reply.code = "approval_required"
-        reply.message = f"Checked; nothing was launched. A person has to approve the spending: {result.ask}.{bound}"
+        reply.message = f"Checked; nothing was launched. The user has to approve the spending: {result.ask}.{bound}"
         reply.next = (approval(result.receipt), launch)
     else:
         reply.code = "checked"

@@ -28,7 +28,7 @@ _CODES: dict[str, str] = {
 
 
 class TeardownReply(WarnedReply):
-    """State of a request to stop or terminate. `ticket` is what a person approves."""
+    """State of a request to stop or terminate. The user approves it by its `ticket`."""
 
     ticket: str
     state: str
@@ -42,13 +42,13 @@ class TeardownReply(WarnedReply):
 
 
 def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
-    """Return the reply to teardown_request. `declined`: a person was asked in the client and did not approve."""
+    """Return the reply to teardown_request. `declined`: the user was asked in the client and did not approve."""
     record = view.record
     message, following = _state(view)
     if declined:
         message, following = (
-            "The person in the client did not approve; nothing was touched.",
-            "Ask them what they want.",
+            "The user did not approve in the client; nothing was changed.",
+            "Ask the user how to proceed.",
         )
     return TeardownReply(
         ok=record.state is not Teardown.BLOCKED and not declined,
@@ -68,16 +68,16 @@ def torn_down(view: TeardownView, *, declined: bool = False) -> TeardownReply:
 
 
 def _state(view: TeardownView) -> tuple[str, Hint]:
-    """Return a request's state as a sentence, and what to do next."""
+    """Return a request's state as a sentence, and its next steps."""
     record, lease = view.record, view.lease
     verb = {"terminate": "termination"}.get(record.verb, record.verb)
     name = f"The {verb} of {lease.platform} instance {named(lease.instance_id or 'None')}"
-    unseen = f" It can't be seen now: {quoted(view.unseen)}." if view.unseen else ""
+    unseen = f" The instance can't be read now: {quoted(view.unseen)}." if view.unseen else ""
     endings = {
-        Teardown.BLOCKED: "is blocked; nothing was touched.",
-        Teardown.AWAITING_HUMAN: "needs a person's approval; nothing was touched.",
-        Teardown.VERIFIED_STOPPED: "is done: the meter was seen to have stopped.",
-        Teardown.NEEDS_HUMAN: f"was requested, but the meter is not seen to have stopped.{unseen}",
-        Teardown.EXECUTING: f"is under way; the meter counts as running until it is seen gone.{unseen}",
+        Teardown.BLOCKED: "is blocked; nothing was changed.",
+        Teardown.AWAITING_HUMAN: "needs the user's approval; nothing was changed.",
+        Teardown.VERIFIED_STOPPED: "is done: billing is confirmed stopped.",
+        Teardown.NEEDS_HUMAN: f"was requested, but billing is not confirmed stopped.{unseen}",
+        Teardown.EXECUTING: f"is in progress; billing counts as running until it is confirmed stopped.{unseen}",
     }
     return f"{name} {endings.get(record.state, f'is {record.state}.')}", view.next_steps

@@ -1,4 +1,4 @@
-"""The replies of `gpuwarden template`, and a template as a page for a model."""
+"""Replies of `gpuwarden template`, and a template as a page for a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW: Final = 600
 
 
 class TemplateReply(BaseModel):
-    """One template: what it does, the rows that it reads, what has to be given."""
+    """One template: its title, the rows that it reads, and its required settings."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ class TemplateWholeReply(Result):
 
 
 class RepoReply(BaseModel):
-    """Describe what was seen of a repo; its names are a stranger's."""
+    """Facts about a repo of the Hub. Its names are foreign text."""
 
     id: str
     license: str
@@ -72,7 +72,7 @@ class RepoReply(BaseModel):
 class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform. `submit` are arguments of submit_job.
 
-    `file` is where the script was written; `sha256` is its digest, by which the submit gate knows it.
+    `file` is the path of the written script; `sha256` is its digest, by which the submit gate recognizes it.
     """
 
     template: str
@@ -88,7 +88,7 @@ class FilledReply(Result):
 
 
 class ConvertedReply(Result):
-    """Report what a conversion read, wrote and left out, with some rows before and after, fenced."""
+    """Counts of rows that a conversion read, wrote and left out, with some rows before and after, fenced."""
 
     template: str
     file: str = ""
@@ -143,7 +143,7 @@ def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, 
     }
     still = [f"{filled.trainer.options[name].flag} ({filled.trainer.options[name].about})" for name in filled.missing]
     return FilledReply(
-        message=f"Still to be given: {', '.join(still)}." if still else "",
+        message=f"Missing arguments: {', '.join(still)}." if still else "",
         template=filled.trainer.name,
         explained=filled.alias,
         file=file,
@@ -162,7 +162,7 @@ def _repo(repo: Repo, config: str = "") -> RepoReply:
     chosen = configs.get(config or "default") or next(iter(configs.values()), None)
     return RepoReply(
         id=named(repo.id_now or repo.id),
-        license=named(repo.license) if repo.license else "none named: ask its owner before you publish a model of it",
+        license=named(repo.license) if repo.license else "not stated: ask its owner before you publish a model of it",
         access="gated" if repo.gated else "private" if repo.private else "open",
         chat_template=repo.chat_template,
         columns={named(c.name): named(c.type, 160) for c in chosen.columns[:20]} if chosen else {},
@@ -170,7 +170,7 @@ def _repo(repo: Repo, config: str = "") -> RepoReply:
 
 
 def converted_reply(done: Conversion, found: Trainer, file: str = "") -> ConvertedReply:
-    """Return the outcome of a conversion. Rows are a stranger's text: fenced, bounded, without secrets."""
+    """Return the outcome of a conversion. Rows are foreign text: fenced, bounded, without secrets."""
     left = sum(done.left_out.values())
     where = f" to {file}" if file else "; nothing was written"
     skipped = f", {counted(left, 'row')} left out" if left else ""
@@ -195,24 +195,24 @@ def _one_line(row: dict[str, Any]) -> str:
 
 
 def template_page(found: Trainer) -> str:
-    """Return a template as a page: what it does, what it needs, how it is submitted, its settings."""
+    """Return a template as a page: description, required settings, how to submit it, and all settings."""
     rows = " or ".join(" + ".join(names) for names in found.wanted) or "none"
     settings = [f"| {o.name} | {o.default!r} | {o.about} |" for o in found.options.values()]
     given = " ".join(f"{found.options[name].flag} ..." for name in found.required)
     uri = TEMPLATE_URI.format(name=found.name)
-    also = [f"Also asked for as {word}: {why}." for word, (name, why) in ALIASES.items() if name == found.name]
+    also = [f"Also known as {word}: {why}." for word, (name, why) in ALIASES.items() if name == found.name]
     submit = (
         f"Submit it unchanged: submit_job with script `{uri}` and args `{given}`. Arguments that fit a model and a "
         f"dataset of the Hub: read `{uri}?model=OWNER/NAME&dataset=OWNER/NAME&platform=NAME`."
     )
-    whole = f"The whole script: skill://{FOLDER}/{found.name}.py (sha256 {found.sha256})."
+    whole = f"Full script: skill://{FOLDER}/{found.name}.py (sha256 {found.sha256})."
     head = [f"# Template {found.name}", found.about, f"Rows: {rows}. Required: {', '.join(found.required)}.", *also]
     table = "\n".join(["| setting | default | |", "|---|---|---|", *settings])
     return "\n\n".join([*head, submit, whole, table]) + "\n"
 
 
 def filled_page(reply: FilledReply) -> str:
-    """Return a filled template as a page: the arguments of submit_job, and what was seen of the repos."""
+    """Return a filled template as a page: the arguments of submit_job, and facts about the repos."""
     lines = [f"# Template {reply.template}, filled", reply.explained, reply.message]
     body = json.dumps(reply.short(), ensure_ascii=False, indent=1)
     return "\n\n".join([*filter(None, lines), f"Call submit_job with `submit`, dry_run first.\n\n```json\n{body}\n```"])

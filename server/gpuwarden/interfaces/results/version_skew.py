@@ -1,4 +1,4 @@
-"""Reply about a name that an installed release does not have: the releases that have it, and a requirement for one."""
+"""Reply about a name that the installed release lacks: the releases that have it, and a requirement for one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.knowledge.version_skew import Change, Skew
 
 
 class SkewReply(BaseModel):
-    """Releases of `package` with `name`: from `since` to `until`. `pin` asks for one of them."""
+    """Releases of `package` that have `name`: from `since` to `until`. `pin` is a requirement for one of them."""
 
     package: str
     name: str
@@ -26,7 +26,7 @@ class SkewReply(BaseModel):
 
 
 def skew_reply(skew: Skew | None) -> SkewReply | None:
-    """Return a skew with every text made safe and bounded."""
+    """Return a skew with every text sanitized and bounded."""
     if skew is None:
         return None
     return SkewReply(**{name: line(value, 200) for name, value in skew.model_dump(mode="json").items()})

@@ -1,1 +1,1 @@
-"""`gpuwarden setup`: enter the server and the guard into the configuration of the clients that are installed here."""
+"""`gpuwarden setup`: add the server and the guard to the configuration of the installed clients."""

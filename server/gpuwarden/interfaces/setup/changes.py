@@ -1,7 +1,7 @@
-"""One change of a client's file: the lines to insert, the check that nothing else changes, and the way back.
+"""One change of a client's file: the lines to insert, the check that nothing else changes, and the undo.
 
-What was inserted is noted in the account's state folder. Undoing takes out exactly that: to the byte where the file is
-as it was left, else the entry alone, and only while it is the one that was written.
+Every insertion is recorded in the account's state folder. If the file is unchanged since, undo restores it byte for
+byte. Otherwise undo removes only the entry, and only if it is still the one that was written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NOTE: Final = "setup.json"
 
 
 class Written(Frozen):
-    """A change to one client's file: where in the file, the text, and the digest of the whole file after it.
+    """A change to one client's file: the offset in the file, the text, and the digest of the whole file after it.
 
-    `made` says that there was no file before; `guard` that the guard was installed as well.
+    `made`: the file did not exist before. `guard`: the guard was installed too.
     """
 
     file: str = ""
@@ -42,14 +42,14 @@ class Written(Frozen):
 
 
 class Note(Frozen):
-    """Everything that `gpuwarden setup` wrote, by client."""
+    """All changes that `gpuwarden setup` wrote, by client."""
 
     clients: dict[str, Written] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that was not written yet. `before` is None where there is no file."""
+    """A change that is not written yet. `before` is None if the file does not exist."""
 
     client: ClientFile
     before: str | None
@@ -58,28 +58,28 @@ class Change:
 
     @property
     def after(self) -> str:
-        """Return the whole file with the change."""
+        """Return the text of the whole file with the change."""
         before = self.before or ""
         return before[: self.at] + self.text + before[self.at :]
 
     @property
     def line(self) -> int:
-        """Return the number of the line after which the new lines come."""
+        """Return the number of the line after which the new lines are inserted."""
         return (self.before or "")[: self.at].count("\n")
 
     @property
     def written(self) -> Written:
-        """Return what is noted of it, which happens before it is written."""
+        """Return the record of this change, which is saved before the change is written."""
         made = self.before is None
         return Written(file=str(self.client.file), at=self.at, text=self.text, after=digest(self.after), made=made)
 
     @property
     def lines(self) -> str:
-        """Return what a person can paste into the file instead."""
+        """Return the lines that the user can paste into the file instead."""
         return lines_of(self.client, _entry_in(self.client, self.text))
 
     def write(self) -> None:
-        """Write the file in one step. Raises OSError, and Conflict where somebody else has written it meanwhile."""
+        """Write the file atomically. Raises OSError, and Conflict if another program has changed it meanwhile."""
         if read(self.client.file) != self.before:
             raise Conflict(f"{self.client.file} was changed meanwhile; nothing was written", "Run it again.")
         private_folder(self.client.file.parent)
@@ -87,7 +87,7 @@ class Change:
 
 
 def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
-    """Return the change that enters the server. Raises ValueError where it can't be made without another change."""
+    """Return the change that adds the server. Raises ValueError if it can't be made without another change."""
     before = read(client.file)
     text = before or ""
     path = (client.key, NAME)
@@ -99,14 +99,14 @@ def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
     at, insert = (len(text), _toml_lines(text, path, entry)) if client.toml else jsonc.inserted(text, path, entry)
     change = Change(client, before, at, insert)
     if client.parsed(change.after) != expected:
-        raise ValueError("the change would touch something else")
+        raise ValueError("the change would affect other parts of the file")
     return change
 
 
 def undone(client: ClientFile, written: Written) -> str | None:
-    """Return the file as it is without what was written; None where it was made for it.
+    """Return the file's text without the entry that was written; None if the file itself is to be removed.
 
-    Raises KeyError where the entry is not there, and ValueError where it can't be taken out.
+    Raises KeyError if the entry is absent, and ValueError if it can't be removed.
     """
     text = read(client.file)
     if text is None:
@@ -129,19 +129,19 @@ def undone(client: ClientFile, written: Written) -> str | None:
 
 
 def _without_empty(client: ClientFile, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's table without the list of servers, where that is empty."""
+    """Return a file's table without the list of servers if that list is empty."""
     return {key: value for key, value in table.items() if key != client.key or value}
 
 
 def lines_of(client: ClientFile, entry: dict[str, Any]) -> str:
-    """Return the lines that a person can paste into a client's file."""
+    """Return the lines that the user can paste into a client's file."""
     if client.toml:
         return _toml_lines("", (client.key, NAME), entry)
     return jsonc.inserted("", (client.key, NAME), entry)[1]
 
 
 def read(file: Path) -> str | None:
-    """Return a file's text; None where there is none. Raises ValueError for one that is not text."""
+    """Return a file's text; None if it does not exist. Raises ValueError if it is not UTF-8."""
     try:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -149,19 +149,19 @@ def read(file: Path) -> str | None:
 
 
 def digest(text: str) -> str:
-    """Return the digest by which a file is known again."""
+    """Return the SHA-256 of a file's text, to detect changes."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_note() -> Note:
-    """Return what was written; nothing where the note is missing or can't be read."""
+    """Return the record of all changes; empty if it is missing or can't be read."""
     with contextlib.suppress(OSError, ValueError):
         return Note.model_validate_json((folder().parent / NOTE).read_bytes())
     return Note()
 
 
 def write_note(note: Note) -> None:
-    """Replace the note. Raises OSError."""
+    """Replace the record of all changes. Raises OSError."""
     write_private(private_folder(folder().parent) / NOTE, note.model_dump_json())
 
 
@@ -182,7 +182,7 @@ def _toml_lines(text: str, path: tuple[str, str], entry: dict[str, Any]) -> str:
 
 
 def _entry_in(client: ClientFile, text: str) -> Any:
-    """Return the server's entry that an inserted text has, whatever is around it."""
+    """Return the server's entry in an inserted text."""
     if client.toml:
         return client.parsed(text)[client.key][NAME]
     body = text.strip().rstrip(",")

@@ -1,4 +1,4 @@
-"""The clients that `gpuwarden setup` knows: where each keeps its servers, and whether it is installed here."""
+"""The clients that `gpuwarden setup` supports: the configuration file of each, and whether it is installed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpuwarden.interfaces.setup import jsonc
 
 @dataclass(frozen=True)
 class ClientFile:
-    """One client: its name and title, its configuration file, and the object in there that lists servers.
+    """One client: its name and title, its configuration file, and the object in that file that lists servers.
 
-    `folder` is there where the client is installed; `program` is its command.
+    `folder` exists if the client is installed; `program` is its command.
     """
 
     name: str
@@ -32,16 +32,16 @@ class ClientFile:
 
     @property
     def installed(self) -> bool:
-        """Return whether the client is installed here."""
+        """Return whether the client is installed on this machine."""
         return self.folder.is_dir() or shutil.which(self.program) is not None
 
     @property
     def toml(self) -> bool:
-        """Return whether the file is TOML and not JSON."""
+        """Return whether the file is TOML rather than JSON."""
         return self.file.suffix == ".toml"
 
     def parsed(self, text: str) -> dict[str, Any]:
-        """Parse the client's file. Raises ValueError for what is not an object."""
+        """Parse the text of the client's file. Raises ValueError if it is not an object."""
         table = tomllib.loads(text) if self.toml else jsonc.loads(text)
         if not isinstance(table, dict):
             raise ValueError("not an object")
@@ -49,7 +49,7 @@ class ClientFile:
 
 
 def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
-    """Return every client that is known, by its name."""
+    """Return every supported client, by name."""
     home = Path(env.get("HOME") or Path.home())
     claude = Path(env.get("CLAUDE_CONFIG_DIR") or home / ".claude").expanduser()
     codex = Path(env.get("CODEX_HOME") or home / ".codex").expanduser()
@@ -70,15 +70,17 @@ def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
 
 
 BRINGS_GUARD: Final = frozenset({"claude", "codex"})
-"""Clients whose plugin has the guard's hook. Gemini reads hooks from the file in which Claude Code refuses Gemini's."""
+"""Clients whose plugin contains the guard's hook. Gemini reads hooks from the file that Claude Code also reads, and
+Claude Code rejects Gemini's.
+"""
 
 
 _ODD: Final = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError, StopIteration)
-"""What reading another program's file may raise where the file has an unknown form."""
+"""Exceptions that reading another program's file may raise if the file has an unknown form."""
 
 
 def plugin_folder(client: ClientFile) -> Path | None:
-    """Return the folder of gpuwarden's plugin in a client, which starts the server itself; None where it has none."""
+    """Return the folder of gpuwarden's plugin in a client, which starts the server itself; None without a plugin."""
     with contextlib.suppress(*_ODD):
         if client.name == "claude":
             enabled = jsonc.loads((client.folder / "settings.json").read_text("utf-8")).get("enabledPlugins", {})

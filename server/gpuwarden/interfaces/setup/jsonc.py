@@ -1,7 +1,7 @@
-"""Put an entry into a JSON file that may have comments and trailing commas, and take it out, without another change.
+"""Insert an entry into a JSON file that may have comments and trailing commas, and remove it, without other changes.
 
-The text is cut into tokens and parsed into the places of its objects. Only text is inserted or removed there; nothing
-else is written again, so that comments, order and spacing stay. Raises ValueError for what is not such a file.
+The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those
+positions, so that comments, order and spacing stay. Functions raise ValueError for any other kind of file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEEP: Final = 200
 
 @dataclass
 class Table:
-    """The place of an object: behind its opening brace, and at its closing one. A value that is no object has none."""
+    """The position of an object: after its opening brace, and at its closing brace. Other values have none."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass
 class Member:
-    """The place of one key with its value."""
+    """The position of one key with its value."""
 
     start: int
     end: int
@@ -37,27 +37,27 @@ class Member:
 
 
 def loads(text: str) -> Any:
-    """Parse JSON with comments and trailing commas; nothing but white space and comments is an empty object."""
+    """Parse JSON with comments and trailing commas; text of only white space and comments is an empty object."""
     words = [word for word, _ in _tokens(text)]
     kept = [w for w, following in zip(words, [*words[1:], ""], strict=False) if w != "," or following not in {"}", "]"}]
     return json.loads(" ".join(kept)) if kept else {}
 
 
 def inserted(text: str, path: Sequence[str], value: Any) -> tuple[int, str]:
-    """Return where to insert what, so that `path` leads to `value`; the objects on the way are made where missing."""
+    """Return the offset and the text to insert so that `path` leads to `value`; creates missing objects on the way."""
     if not _tokens(text):
         return len(text), json.dumps(_nested(path, value), indent=2, ensure_ascii=False) + "\n"
     table, depth = _table(text), 0
     while path[depth] in table.members:
         child = table.members[path[depth]].table
         if child is None or depth + 1 == len(path):
-            raise ValueError(f"{'.'.join(path[: depth + 1])} is there already")
+            raise ValueError(f"{'.'.join(path[: depth + 1])} already exists")
         table, depth = child, depth + 1
     return _new_member(text, table, path[depth], _nested(path[depth + 1 :], value))
 
 
 def removed(text: str, path: Sequence[str]) -> str:
-    """Return the text without the entry at `path`, and without the line and the comma that belonged to it."""
+    """Return the text without the entry at `path` and without its line and comma."""
     table = _table(text)
     for key in path[:-1]:
         child = table.members[key].table if key in table.members else None
@@ -65,7 +65,7 @@ def removed(text: str, path: Sequence[str]) -> str:
             raise ValueError(f"{key} is not an object")
         table = child
     if path[-1] not in table.members:
-        raise ValueError(f"{'.'.join(path)} is not there")
+        raise ValueError(f"{'.'.join(path)} does not exist")
     member = table.members[path[-1]]
     start, end = member.start, member.end
     follows = re.match(r"\s*,", text[end:])
@@ -85,12 +85,12 @@ def _nested(path: Sequence[str], value: Any) -> Any:
 
 
 def _new_member(text: str, table: Table, key: str, value: Any) -> tuple[int, str]:
-    """Return the first member of an object as text, in the form of those that are there."""
+    """Return the offset and the text of a new first member of an object, formatted like the existing members."""
     name = json.dumps(key, ensure_ascii=False)
     first = min((m.start for m in table.members.values()), default=None)
     outer = re.search(r"[ \t]*\Z", text[: table.end]) if first is None else None
     line = re.search(r"\n([ \t]*)[^\n]*\Z", text[table.start : first]) if first is not None else None
-    if first is not None and line is None:  # `{"a": 1}` in one line
+    if first is not None and line is None:  # `{"a": 1}` on one line
         return table.start, f"{name}: {json.dumps(value, ensure_ascii=False)}, "
     brace = re.search(r"\n([ \t]*)[^\n]*\Z", text[: table.start])
     base = brace[1] if brace else re.match(r"[ \t]*", text)[0]  # type: ignore[index]  # matches an empty text
@@ -110,7 +110,7 @@ def _new_member(text: str, table: Table, key: str, value: Any) -> tuple[int, str
 
 
 def _tokens(text: str) -> list[tuple[str, int]]:
-    """Return the words of a JSON text with their places, without white space and comments."""
+    """Return the tokens of a JSON text with their offsets, without white space and comments."""
     if len(text) > MOST:
         raise ValueError("the file is too large")
     found, at = [], 1 if text.startswith("\ufeff") else 0
@@ -125,7 +125,7 @@ def _tokens(text: str) -> list[tuple[str, int]]:
 
 
 def _table(text: str) -> Table:
-    """Return the places of the whole file, which has to be one object."""
+    """Return the positions of the whole file. Raises ValueError if it is not one object."""
     loads(text)
     words = _tokens(text)
     table, after = _value(words, 0, 0)
@@ -135,10 +135,10 @@ def _table(text: str) -> Table:
 
 
 def _value(words: list[tuple[str, int]], at: int, depth: int) -> tuple[Table | None, int]:
-    """Return the place of the object that begins at a word, None for another value, and the word after the value."""
+    """Return the position of the object that begins at token `at`, None for another value, and the token after it."""
     word, start = words[at]
     if depth > DEEP:
-        raise ValueError("the file is nested too deep")
+        raise ValueError("the file is nested too deeply")
     if word not in {"{", "["}:
         return None, at + 1
     table, at = Table(start + 1, 0), at + 1

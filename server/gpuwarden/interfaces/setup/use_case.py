@@ -1,7 +1,7 @@
-"""Enter the server and the guard into clients, and take them out again.
+"""Add the server and the guard to clients, and remove them again.
 
-It can only add: an entry named gpuwarden that is there already stays as it is, and so does a guard that is installed.
-What an agent could use it for is to be guarded. Only a person at a terminal undoes it, or replaces an older guard.
+Setup only adds: an existing entry named gpuwarden and an installed guard stay unchanged. So an agent that runs it can
+only become guarded. Undoing it, or replacing an older guard, needs the user at a terminal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASK = [
 
 
 class ChangeReply(BaseModel):
-    """Lines that are inserted into a file after a line of it; nothing else of the file changes."""
+    """Lines that are inserted into a file after the line `after_line`; the rest of the file stays unchanged."""
 
     client: str
     file: str
@@ -48,7 +48,7 @@ class ChangeReply(BaseModel):
 
 
 class SetupReply(Result):
-    """By client: the state of its server, and of its guard where it can have one. `paste` has lines to add by hand."""
+    """By client: the state of its server, and of its guard if it supports one. `paste`: lines to add by hand."""
 
     clients: dict[str, str] = Field(default_factory=dict)
     guards: dict[str, str] = Field(default_factory=dict)
@@ -58,7 +58,7 @@ class SetupReply(Result):
 
 @dataclass
 class Plan:
-    """Changes to be written, and the reply that shows them."""
+    """Changes to write, and the reply that shows them."""
 
     changes: list[Change] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is nothing to write."""
+        """Return whether the plan has no change to write."""
         return not (self.changes or self.guards)
 
 
 def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, person: bool) -> Plan:
-    """Look at the clients named, or at all that are installed. `person`: somebody at a terminal decides about it."""
+    """Plan the changes for the named clients, or for all installed ones. `person`: a user at a terminal decides."""
     plan = Plan()
     passed = [v.name for v in variables(config.policy.secrets.allowed)]
     for client in client_files(env).values():
@@ -88,12 +88,12 @@ def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, p
         elif client.name in HAS_HOOKS:
             _plan_guard(plan, client.name, config, env, person=person)
     if not plan.reply.clients:
-        plan.reply.message = "No client was found here."
+        plan.reply.message = "No client was found on this machine."
     return plan
 
 
 def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
-    """Add the change that enters the server into one client, or say why there is none."""
+    """Add the change that adds the server to one client, or record why no change is possible."""
     states = plan.reply.clients
     try:
         change = planned(client, wanted)
@@ -102,7 +102,7 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
         if present == wanted:
             states[client.name] = "is set up"
             return
-        why = "another entry of this name is there" if present is not None else line(str(error), 200)
+        why = "another entry has this name" if present is not None else line(str(error), 200)
         states[client.name] = f"left as it is: {why}"
         plan.reply.paste[str(client.file)] = lines_of(client, wanted)
         return
@@ -112,13 +112,13 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
 
 
 def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *, person: bool) -> None:
-    """Add the guard of one client where it is missing. One of another installation is a person's decision."""
+    """Add the guard of one client if it is missing. Only a user may replace the guard of another installation."""
     states = plan.reply.guards
     if in_cache():
-        states[name] = "left out, since this installation does not stay; `uv tool install` makes one that does"
+        states[name] = "left out, because this installation is temporary; `uv tool install` makes one that lasts"
         return
     if any(notice.question for notice in config.notices):
-        states[name] = "left out, since this shell names another ledger or policy than the recorded one"
+        states[name] = "left out, because this shell names another ledger or policy than the recorded one"
         return
     try:
         states[name] = hooks("status", (name,), config, env).clients[name]
@@ -133,17 +133,17 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
 
 
 def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Write what was planned, note it for `--undo`, and start the server once.
+    """Write the planned changes, record them for `--undo`, and start the server once.
 
-    Each change is noted before it is written, so that one that is cut off can be undone. A client whose file can't be
-    written stops no other one.
+    Each change is recorded before it is written, so that an interrupted one can be undone. If a client's file can't be
+    written, the other clients are still changed.
     """
     reply = plan.reply.model_copy(deep=True)
     for change in plan.changes:
         reply.clients[change.client.name] = state = enter(change)
         if state != "added":
             reply.paste[str(change.client.file)] = change.lines
-            reply.ok, reply.code, reply.hint = False, "failed", "Fix what the client's row says, then run it again."
+            reply.ok, reply.code, reply.hint = False, "failed", "Fix the problem of that client, then run it again."
     for name in plan.guards:
         note = read_note()
         kept = note.clients.get(name, Written())
@@ -165,7 +165,7 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
 
 
 def enter(change: Change) -> str:
-    """Note and write one change, and return what became of it."""
+    """Record and write one change, and return the resulting state."""
     before, name = read_note(), change.client.name
     kept = before.clients.get(name, Written())
     write_note(Note(clients={**before.clients, name: change.written.model_copy(update={"guard": kept.guard})}))
@@ -178,7 +178,7 @@ def enter(change: Change) -> str:
 
 
 def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Take out what was written for the clients named, or for all. What changed since is left and named."""
+    """Remove the changes for the named clients, or for all. Entries that changed since stay and are reported."""
     note, reply = read_note(), SetupReply()
     for client in client_files(env).values():
         written = note.clients.get(client.name)
@@ -196,14 +196,12 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
         rest = {n: w for n, w in note.clients.items() if n != client.name}
         note = Note(clients={**rest, client.name: written} if written != Written() else rest)
         write_note(note)
-    reply.message = (
-        "" if reply.clients or reply.guards else "Nothing was written by gpuwarden setup, so there is nothing to undo."
-    )
+    reply.message = "" if reply.clients or reply.guards else "Nothing to undo: gpuwarden setup has written nothing."
     return reply
 
 
 def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
-    """Take one entry out of a client's file. Return whether it is gone, and what is shown."""
+    """Remove one entry from a client's file. Return whether it is gone, and the state to show."""
     if written.file != str(client.file):
         return False, f"left as it is: it was added to {line(written.file, 200)}"
     try:
@@ -213,7 +211,7 @@ def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
         else:
             replace_text(client.file, before)
     except KeyError:
-        return True, "is not there any more"
+        return True, "already removed"
     except (OSError, ValueError, RecursionError, IndexError) as error:
         return False, f"left as it is: {line(str(error), 200)}"
     return True, "removed"
@@ -234,7 +232,7 @@ def _shown(client: str, file: Path, after_line: int, text: str) -> ChangeReply:
 
 
 def _started(plan: Plan) -> str:
-    """Start the server once as the clients will, so that nothing is downloaded while one of them waits for it."""
+    """Start the server once as the clients will, so that all downloads happen before a client waits for it."""
     said = []
     if any(state in {"to be added", "is set up"} for state in plan.reply.clients.values()):
         count = tools_of(from_here("setup", __version__))
@@ -246,7 +244,7 @@ def _started(plan: Plan) -> str:
 
 
 def tools_of(run: Run) -> int:
-    """Start a server and return how many tools it offers. Raises BadRequest where it does not start."""
+    """Start a server and return the number of its tools. Raises BadRequest if it does not start."""
     argv = [run["command"], *run["args"]]
     said = "".join(json.dumps(message) + "\n" for message in ASK).encode()
     try:

@@ -1,7 +1,7 @@
 """Every event of the ledger, as a discriminated union of frozen models, each with a version.
 
-`decode` reads a stored body: one of an older version is brought to the present shape first. An event of a kind that
-this code does not know is `Unrecognized`; it changes no record.
+`decode` reads a stored body, and converts one of an older version to the present shape first. An event of an unknown
+kind is `Unrecognized`; it changes no record.
 """
 
 from __future__ import annotations
@@ -242,17 +242,17 @@ AnyEvent = Annotated[
     Field(discriminator="event"),
 ]
 BODIES: Final[dict[str, type[Body]]] = {body.kind(): body for body in get_args(get_args(AnyEvent)[0])}
-"""Every kind that is stored, and its model."""
+"""The model of every stored kind."""
 
 
 @cache
 def kinds_of(body: type[Body]) -> frozenset[str]:
-    """Return the kinds that are stored of a model or of the models that it is the base of."""
+    """Return the stored kinds of a model and its subclasses."""
     return frozenset(kind for kind, model in BODIES.items() if issubclass(model, body))
 
 
 def decode(kind: str, version: int, body: dict[str, Any]) -> Body:
-    """Read a stored body. Raises ValueError for one that does not fit its model, or is newer than it."""
+    """Read a stored body. Raises ValueError for one that does not fit its model or has a newer version."""
     model = BODIES.get(kind)
     if model is None:
         return Unrecognized()

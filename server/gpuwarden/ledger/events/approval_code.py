@@ -1,4 +1,4 @@
-"""Events of one-time codes, with which a person approves on the page what they said yes to at a terminal."""
+"""Events of one-time codes: a terminal shows a code, and the user enters it in the browser to approve there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpuwarden.ledger.events.base import Body
 
 
 class ApprovalCodeMade(Body):
-    """A terminal showed a person a code for the facts of `digest` and one browser `session`.
+    """A terminal showed the user a code for the facts of `digest` and one browser `session`.
 
-    `code` is its salted, slow hash: the code itself is stored nowhere.
+    `code` is its salted, slow hash: the code itself is not stored.
     """
 
     event: Literal["approval_code.made"] = "approval_code.made"
@@ -22,14 +22,14 @@ class ApprovalCodeMade(Body):
 
 
 class ApprovalCodeWrong(Body):
-    """The browser session of a code sent another one. `made` is the number of the event that the code was made with."""
+    """The browser session sent a wrong code. `made` is the number of the event that made the expected code."""
 
     event: Literal["approval_code.wrong"] = "approval_code.wrong"
     made: int
 
 
 class ApprovalCodeUsed(Body):
-    """The code came back from its browser session; the token allows that once."""
+    """The browser session sent the correct code; the token allows that once."""
 
     event: Literal["approval_code.used"] = "approval_code.used"
     digest: str

@@ -1,4 +1,4 @@
-"""What all bodies of events share: a kind, a version, the state that the event moves its subject to."""
+"""The base of all event bodies: a kind, a version, and the state to which the event moves its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A reason as it is stored: a code, which a later version may have added, and the figures of its sentence."""
+    """A stored reason: a code, which a later version may have added, and the parameters of its sentence."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,10 +20,10 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base of every event's body. `why` is for people: no branch reads it. `reason` is the same as a value.
+    """Base of every event's body. `why` is only for display: no code branches on it. `reason` is the same as a value.
 
-    A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, where the event moves its subject.
-    Fields that an older ledger may lack have defaults; a changed meaning takes a new `VERSION` and an `upcast`.
+    A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, the state to which it moves its subject.
+    Fields that an older ledger may lack have defaults; a changed meaning needs a new `VERSION` and an `upcast`.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True, defer_build=True)
@@ -36,31 +36,31 @@ class Body(BaseModel):
 
     @property
     def gist(self) -> str:
-        """Return the text that a timeline shows beside the event."""
+        """Return the text for the event in a timeline."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason; None where an older version recorded none, or a later one another."""
+        """Return the code of the reason; None if an older version recorded none or a later one an unknown code."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:
-        """Return this event with a reason, as a code and as a sentence."""
+        """Return this event with a reason, as a code and a sentence."""
         stored = Because(code=str(reason.code), parameters=dict(reason.parameters))
         return self.model_copy(update={"why": reason.text, "reason": stored})
 
     @classmethod
     def kind(cls) -> str:
-        """Return the name under which this event is stored."""
+        """Return the kind under which this event is stored."""
         return str(cls.model_fields["event"].default)
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a stored body of an older version in the present shape."""
+        """Convert a stored body of an older version to the present shape."""
         return body
 
     def stored(self) -> dict[str, Any]:
-        """Return the body as it is stored: JSON values of the fields that were given, each of them whole."""
+        """Return the stored form of the body: JSON values of the fields that were set explicitly."""
         whole = self.model_dump(mode="json", by_alias=True, exclude={"event"})
         given = {
             f.serialization_alias or name
@@ -71,4 +71,4 @@ class Body(BaseModel):
 
 
 class Unrecognized(Body):
-    """An event of a kind that this code does not know. It is exported and counted, and changes no record."""
+    """An event of an unknown kind. It is exported and counted, but changes no record."""

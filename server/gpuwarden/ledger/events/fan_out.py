@@ -1,37 +1,39 @@
-"""Events of fan-outs: the roster, the queues that its cells were given to, and what their copies showed."""
+"""Events of fan-outs: the plan, the queues of its cells, and the results in their copies."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import AliasChoices, Field
+
 from gpuwarden.core.cell_states import Outcome
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.models import Cell, Frozen
 from gpuwarden.ledger.events.base import Body
 
 
 class FanOutAccepted(Body):
-    """A roster was accepted against a receipt. `price` is USD an hour when it was checked.
+    """A plan was accepted with a receipt. `price` is USD an hour at the time of the check.
 
-    `folder` is the working directory, which the inputs are below.
+    `folder` is the working directory that contains the inputs.
     """
 
     event: Literal["fanout.accepted"] = "fanout.accepted"
-    roster: Roster
+    plan: FanOutPlan = Field(validation_alias=AliasChoices("plan", "roster"))
     receipt: str
     price: float | None = None
     folder: str
 
 
 class FanOutAsked(Body):
-    """A search chose further cells. A search that goes on repeats its choices from here."""
+    """A search chose further cells. A resumed search repeats its choices from this event."""
 
     event: Literal["fanout.asked"] = "fanout.asked"
     cells: tuple[Cell, ...]
 
 
 class QueueIntent(Body):
-    """Cells are given to a machine of their own: a job, which is accepted in the same transaction."""
+    """Cells are assigned to one machine as a job, which is accepted in the same transaction."""
 
     event: Literal["fanout.queue.intent"] = "fanout.queue.intent"
     job: str
@@ -40,9 +42,9 @@ class QueueIntent(Body):
 
 
 class ArrayIntent(Body):
-    """Jobs are about to be sent to their engine as one array, which runs `at_once` of them at a time.
+    """Jobs are about to be submitted to their engine as one array, which runs `at_once` of them at a time.
 
-    Its token is `array`, which allows that once.
+    The token `array` allows that once.
     """
 
     event: Literal["fanout.array.intent"] = "fanout.array.intent"
@@ -52,7 +54,7 @@ class ArrayIntent(Body):
 
 
 class CellFound(Frozen):
-    """What the copy of a queue shows of one cell. `objective` is what it reached, where it says."""
+    """The result of one cell in the copy of its queue. `objective` is its reported value, None without one."""
 
     index: int
     config: str
@@ -65,7 +67,7 @@ class CellFound(Frozen):
 
 
 class QueueCollected(Body):
-    """The copy of an ended queue was looked through; `lost` says why there is none."""
+    """The copy of an ended queue was examined; `lost` is the reason if it has no copy."""
 
     event: Literal["fanout.queue.collected"] = "fanout.queue.collected"
     job: str
@@ -74,7 +76,7 @@ class QueueCollected(Body):
 
 
 class CellProven(Body):
-    """A cell ended well and its copy is proven. Its token allows one such event for each cell of a roster."""
+    """A cell succeeded and its copy is proven. The token allows one such event for each cell of a plan."""
 
     event: Literal["fanout.cell.proven"] = "fanout.cell.proven"
     index: int
@@ -83,14 +85,14 @@ class CellProven(Body):
 
 
 class FanOutEnded(Body):
-    """A person or a tool canceled a fan-out: nothing more is launched. What runs goes on."""
+    """The user or a tool ended a fan-out: no further cell is launched. Running jobs continue."""
 
     event: Literal["fanout.ended"] = "fanout.ended"
     by: str = ""
 
 
 class FanOutResumed(Body):
-    """A person or a tool let a fan-out go on: these cells have as many tries again as they had."""
+    """The user or a tool resumed a fan-out: these cells get the same number of attempts again."""
 
     event: Literal["fanout.resumed"] = "fanout.resumed"
     cells: tuple[int, ...] = ()
@@ -98,9 +100,9 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """A fan-out has other limits from now on. `receipt` is empty for limits that only fell: nobody has to consent.
+    """A fan-out has new limits. `receipt` is empty if no limit rose, because that needs no approval.
 
-    With a receipt, `price` is what was checked with it, in USD an hour, and takes the place of the first one.
+    With a receipt, `price` is the price checked with it, in USD an hour, and replaces the first one.
     """
 
     event: Literal["fanout.limited"] = "fanout.limited"

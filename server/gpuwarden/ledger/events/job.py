@@ -1,4 +1,4 @@
-"""Events of jobs and of the receipts that they are launched with."""
+"""Events of jobs and of their receipts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field
 
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.models import Choice, Handle, InputFile, JobSpec, Level, Place, Verdict
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
@@ -14,13 +14,13 @@ from gpuwarden.ledger.events.base import Body
 
 
 class ReceiptIssued(Body):
-    """The submit gate let a spec pass. `job` is set where the price of a rented machine is asked about.
+    """The submit gate passed a spec. `job` is set if the question is about the price of a rented machine.
 
-    `cells` counts the runs of a fan-out on at most so many `machines`; `fan_out` is the one whose limits would change.
+    `cells` counts the runs of a fan-out on at most `machines` machines; `fan_out` is the one whose limits would change.
     `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
-    `parts` are the digests of the policy, the profile and a fetched script. `storage` names what bills on after the
-    machine's end, at `storage_usd_per_hour`, None where that is unknown. `spec` or `roster` is what a launch by the
-    receipt alone runs, and `script_file` the file below the working directory that its script came from.
+    `parts` are the digests of the policy, the profile and a fetched script. `storage` names the storage that is billed
+    after the machine's end, at `storage_usd_per_hour`, None if unknown. `spec` or `plan` is launched by a call with
+    only the receipt; `script_file` is the source of its script, below the working directory.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -45,16 +45,15 @@ class ReceiptIssued(Body):
     fan_out: str = ""
     choices: tuple[Choice, ...] = ()
     spec: JobSpec | None = None
-    roster: Roster | None = None
+    plan: FanOutPlan | None = Field(default=None, validation_alias=AliasChoices("plan", "roster"))
     script_file: str = ""
 
 
 class JobAccepted(Body):
-    """A job was accepted against a receipt. `price` is USD an hour when it was checked, `worst_cost` USD.
+    """A job was accepted with a receipt. `price` is USD an hour at the time of the check, `worst_cost` is USD.
 
-    Of a job with several `choices` the spec and the price are those of the first one.
-
-    `script_digest` is empty for a job without a script, None where an older ledger did not record it.
+    For a job with several `choices`, the spec and the price are those of the first one. `script_digest` is empty for a
+    job without a script, None if an older version did not record it.
     """
 
     event: Literal["job.accepted"] = "job.accepted"
@@ -91,9 +90,9 @@ class JobProvisioning(Body):
 
 
 class JobMovedOn(Body):
-    """A platform had no capacity for certain, so the job goes on with the next of its choices.
+    """A platform certainly had no capacity, so the job continues with the next of its choices.
 
-    `choice` is its place in the list, from 0, `lease` and `generation` those of the request that was given up.
+    `choice` is its index in the list, from 0; `lease` and `generation` are those of the abandoned request.
     """
 
     event: Literal["job.moved_on"] = "job.moved_on"
@@ -105,9 +104,9 @@ class JobMovedOn(Body):
 
 
 class JobSubmitting(Body):
-    """A machine is ready, and an attempt will be launched there. `timeout_s` is its own where the job was paused.
+    """A machine is ready, and an attempt will be launched there. `timeout_s` is set if the job was paused.
 
-    `array` is the token of the array that it is launched with, empty for a job that is launched by itself.
+    `array` is the token of the array with which it is launched, empty for a separate launch.
     """
 
     event: Literal["job.submitting"] = "job.submitting"
@@ -119,7 +118,7 @@ class JobSubmitting(Body):
 
 
 class SubmitIntent(Body):
-    """One attempt is about to be launched; its token allows that once."""
+    """One attempt is about to be launched; the token allows that once."""
 
     event: Literal["submit.intent"] = "submit.intent"
     attempt: int = 0
@@ -133,13 +132,13 @@ class JobSubmitted(Body):
     handle: Handle
     attempt: int = 1
     running_since: float | None = None
-    """When its machine was last started, in seconds since the epoch, where the platform reports that."""
+    """When its machine was last started, in seconds since the epoch, if the platform reports that."""
 
 
 class JobObserved(Body):
-    """Base of the moves that an observation of the job leads to.
+    """Base of the moves that follow from an observation of the job.
 
-    `observation` may contain text of the job's own: it is kept for people and decided on by nobody.
+    `observation` may contain text written by the job: it is only for display, and no decision depends on it.
     """
 
     observation: dict[str, Any] | None = None
@@ -153,50 +152,50 @@ class JobQueued(JobObserved):
 
 
 class JobRunning(JobObserved):
-    """The job was seen running."""
+    """The job runs."""
 
     event: Literal["job.running"] = "job.running"
     MOVES_TO: ClassVar = Job.RUNNING
 
 
 class JobUnknown(JobObserved):
-    """Nothing can be said of the job now."""
+    """The state of the job is unknown."""
 
     event: Literal["job.unknown"] = "job.unknown"
     MOVES_TO: ClassVar = Job.UNKNOWN
 
 
 class JobPreempted(JobObserved):
-    """The machine was taken back in the middle of the run."""
+    """The platform took the machine back during the run."""
 
     event: Literal["job.preempted"] = "job.preempted"
     MOVES_TO: ClassVar = Job.PREEMPTED
 
 
 class JobRested(JobObserved):
-    """Base of the moves after which no process of a job writes any more."""
+    """Base of the moves after which no process of the job writes files."""
 
 
 class JobPaused(JobRested):
-    """The job's process was ended on request, to be launched again on request."""
+    """The job's process was ended by a pause; a resume launches it again."""
 
     event: Literal["job.paused"] = "job.paused"
     MOVES_TO: ClassVar = Job.PAUSED
 
 
 class JobEnded(JobRested):
-    """Base of the moves after which a job moves no more."""
+    """Base of the final moves of a job."""
 
 
 class JobSucceeded(JobEnded):
-    """The job ended well."""
+    """The job succeeded."""
 
     event: Literal["job.succeeded"] = "job.succeeded"
     MOVES_TO: ClassVar = Job.SUCCEEDED
 
 
 class JobFailed(JobEnded):
-    """The job failed, or could not be launched: `code` is that error's, `findings` what its machine lacks.
+    """The job failed, or could not be launched: `code` is the error's, `findings` are the machine's deficiencies.
 
     `following`, stored as `next`, are the next steps of that error.
     """
@@ -216,30 +215,30 @@ class JobCanceled(JobEnded):
 
 
 class CancelRequested(Body):
-    """Somebody asked for a job's end while it was in a state."""
+    """A cancel was requested while the job was in `from_state`."""
 
     event: Literal["cancel.requested"] = "cancel.requested"
     from_state: Job = Field(validation_alias="from", serialization_alias="from")
 
 
 class PauseRequested(Body):
-    """Somebody asked for a job's pause while it was in a state."""
+    """A pause was requested while the job was in `from_state`."""
 
     event: Literal["pause.requested"] = "pause.requested"
     from_state: Job = Field(validation_alias="from", serialization_alias="from")
 
 
 class ResumeRequested(Body):
-    """Somebody asked for a paused job to go on, after which it may come to `worst_cost` US dollars in all."""
+    """A resume was requested, after which the job may cost up to `worst_cost` US dollars in total."""
 
     event: Literal["resume.requested"] = "resume.requested"
     worst_cost: float | None = None
 
 
 class RelaunchAllowed(Body):
-    """A person allowed further machines for a job whose machine is taken, up to `budget_usd` US dollars in all.
+    """The user allowed further machines for an interrupted job, up to `budget_usd` US dollars in total.
 
-    They did so at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest then.
+    The budget was set at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest.
     """
 
     event: Literal["relaunch.allowed"] = "relaunch.allowed"
@@ -250,9 +249,9 @@ class RelaunchAllowed(Body):
 
 
 class RelaunchIntent(Body):
-    """Another machine is about to be rented for an interrupted job, which resumes from the pull with a digest.
+    """Another machine is about to be rented for an interrupted job, which resumes from the pull with the digest `pull`.
 
-    `worst_cost` is what that may cost, `left` what the budget has left after it, in US dollars.
+    `worst_cost` is its highest cost, `left` the rest of the budget after that, in US dollars.
     """
 
     event: Literal["relaunch.intent"] = "relaunch.intent"
@@ -264,28 +263,28 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """Which start of its machine a job runs on."""
+    """The identity of the start of the machine on which a job runs."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
 
 
 class FolderGone(Body):
-    """A machine that was started again answers and has no run folder."""
+    """A restarted machine answers but has no run folder."""
 
     event: Literal["folder.gone"] = "folder.gone"
     machine: str
 
 
 class ProcessGone(Body):
-    """The process of an attempt was seen gone, and whether its machine was taken is not seen yet."""
+    """The process of an attempt is gone, and it is not yet known whether the platform took its machine."""
 
     event: Literal["process.gone"] = "process.gone"
     attempt: int
 
 
 class PriceAsk(Body):
-    """A machine costs more than was checked (`price`, USD an hour); a person is asked by `ticket`."""
+    """A machine costs more than the checked price (`price`, USD an hour); `ticket` is the question to the user."""
 
     event: Literal["price.ask"] = "price.ask"
     ticket: str
@@ -294,14 +293,14 @@ class PriceAsk(Body):
 
 
 class PriceAccepted(Body):
-    """A machine's higher price (USD an hour) was settled."""
+    """A machine's higher price (USD an hour) was accepted."""
 
     event: Literal["price.accepted"] = "price.accepted"
     price: float
 
 
 class OutputsDeclared(Body):
-    """Outputs that were declared after the submission: all of them so far."""
+    """All outputs that were declared after the submission so far."""
 
     event: Literal["outputs.declared"] = "outputs.declared"
     outputs: tuple[str, ...]
@@ -310,8 +309,8 @@ class OutputsDeclared(Body):
 class ArtifactsPulled(Body):
     """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's.
 
-    `store` is the address of the artifact store that they came from, empty where the machine sent them. `unsettled`:
-    that store is not shown to have everything that the machine has.
+    `store` is the address of the artifact store that they came from, empty if the machine sent them. `unsettled` means
+    that the store may lack files of the machine.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"
@@ -328,7 +327,7 @@ class ArtifactsPulled(Body):
 
 
 class ArtifactsVerified(Body):
-    """The copy of a pull was verified. `seal` is None where files changed while they were read."""
+    """The copy of a pull was verified. `seal` is None if files changed while they were read."""
 
     event: Literal["artifacts.verified"] = "artifacts.verified"
     verdict: Verdict
@@ -344,7 +343,7 @@ class ArtifactsVerified(Body):
 
 
 class ArtifactsExaminedThere(Body):
-    """A machine examined the outputs where they are. It is a claim: no gate reads it."""
+    """A machine examined its own outputs. The result is a claim that no gate uses."""
 
     event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Events of leases, which follow one rented machine each, and of the hosts that are met."""
+"""Events of leases, one for each rented machine, and of their hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeaseBody(Body):
 
 
 class LeaseOpened(LeaseBody):
-    """Base of the events that open a lease: from here on a meter may be running."""
+    """Base of the events that open a lease: from here on a machine may be billed."""
 
     MOVES_TO: ClassVar = Lease.UNVERIFIED
     job: str
@@ -39,35 +39,36 @@ class LeaseExtra(LeaseOpened):
 
 
 class LeaseAccount(Body):
-    """The account that rents the machine, known since a look with its key showed the machine."""
+    """The account that rents the machine, identified when a query with its key returned the machine."""
 
     event: Literal["lease.account"] = "lease.account"
     account: Account
 
 
 class CreateDoubted(Body):
-    """The platform refused to rent, with an error of `code`; a machine may exist until two looks find none."""
+    """The platform refused to rent, with the error `code`; a machine may exist until two polls find none."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
 
 
 class CreateRefused(Body):
-    """The platform refused to rent, before anything was ordered. Older ledgers believed any refusal after one look."""
+    """The platform refused to rent before anything was ordered; in older ledgers, any refusal after one poll."""
 
     event: Literal["create.refused"] = "create.refused"
     MOVES_TO: ClassVar = Lease.NONE
 
 
 class CreateUnknown(Body):
-    """Nobody knows whether a machine was rented."""
+    """It is unknown whether a machine was rented."""
 
     event: Literal["create.unknown"] = "create.unknown"
 
 
 class CreateAbsent(Body):
-    """One look found no machine with the lease's token. A look at `settles_at`, in seconds since the epoch, or later
-    settles whether there is one.
+    """One poll found no machine with the lease's token.
+
+    A poll at `settles_at`, in seconds since the epoch, or later decides whether there is one.
     """
 
     event: Literal["create.absent"] = "create.absent"
@@ -75,7 +76,7 @@ class CreateAbsent(Body):
 
 
 class LeaseNone(Body):
-    """Two looks found no machine: nothing was rented."""
+    """Two polls found no machine: nothing was rented."""
 
     event: Literal["lease.none"] = "lease.none"
     MOVES_TO: ClassVar = Lease.NONE
@@ -96,21 +97,21 @@ class LeaseAdopted(LeaseBody):
 
 
 class LeaseUnverified(LeaseBody):
-    """The provider's answer was not understood, or the machine is back in sight: it counts as metering."""
+    """The provider's answer was not understood, or the machine is listed again: it counts as billing."""
 
     event: Literal["lease.unverified"] = "lease.unverified"
     MOVES_TO: ClassVar = Lease.UNVERIFIED
 
 
 class LeaseMetering(LeaseBody):
-    """The machine was seen again."""
+    """A poll returned the machine again."""
 
     event: Literal["lease.metering"] = "lease.metering"
     MOVES_TO: ClassVar = Lease.METERING
 
 
 class LeaseCameBack(LeaseBody):
-    """A machine that had been seen stopped or gone was seen running."""
+    """A machine that was recorded as stopped or gone runs."""
 
     event: Literal["lease.came_back"] = "lease.came_back"
     MOVES_TO: ClassVar = Lease.METERING
@@ -123,7 +124,7 @@ class LeaseObserved(LeaseBody):
 
 
 class LeaseLook(LeaseBody):
-    """One look: the second that agrees is believed. `cost` is the bill then, in USD."""
+    """The result of one poll; two that agree confirm a state. `cost` is the bill at that time, in USD."""
 
     event: Literal["lease.look"] = "lease.look"
     saw: Literal["alive", "gone", "stopped"]
@@ -131,27 +132,27 @@ class LeaseLook(LeaseBody):
 
 
 class LeaseEnded(LeaseBody):
-    """Base of what is believed after two looks."""
+    """Base of the states that two polls have confirmed."""
 
     saw: Literal["gone", "stopped"]
     cost_usd: float | None = None
 
 
 class LeaseStopped(LeaseEnded):
-    """The meter was seen to have stopped."""
+    """Billing is confirmed stopped."""
 
     event: Literal["lease.stopped"] = "lease.stopped"
     MOVES_TO: ClassVar = Lease.STOPPED
 
 
 class LeaseGone(LeaseEnded):
-    """A machine that lay stopped is gone with its disk."""
+    """A stopped machine is gone with its disk."""
 
     event: Literal["lease.gone"] = "lease.gone"
 
 
 class LeaseStopping(Body):
-    """An approved request is carried out."""
+    """An approved teardown is being carried out."""
 
     event: Literal["lease.stopping"] = "lease.stopping"
     MOVES_TO: ClassVar = Lease.STOPPING
@@ -160,24 +161,24 @@ class LeaseStopping(Body):
 
 
 class AbandonIntent(Body):
-    """A machine that never ran anything is given back."""
+    """A machine that never ran a job is about to be given back."""
 
     event: Literal["abandon.intent"] = "abandon.intent"
     MOVES_TO: ClassVar = Lease.STOPPING
 
 
 class VerbIntent(Body):
-    """A stop or a terminate is about to be sent. From here on it counts as sent, whatever becomes of the call."""
+    """A stop or a terminate is about to be sent. From here on it counts as sent, regardless of the call's result."""
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
 
 
 class VerbSent(Body):
-    """A stop or a terminate was sent; `taken` says whether the platform took it, `why` what came instead.
+    """A stop or a terminate was sent; `taken` is whether the platform accepted it, `why` its answer otherwise.
 
-    `not_before` is when it may be sent again, in seconds since the epoch, where the platform asked to wait.
-    Version 1 had `answer`: the word `taken`, or what came instead.
+    `not_before` is when it may be sent again, in seconds since the epoch, if the platform asked to wait.
+    Version 1 had `answer`: the word `taken`, or the platform's other answer.
     """
 
     event: Literal["verb.sent"] = "verb.sent"
@@ -194,31 +195,31 @@ class VerbSent(Body):
 
 
 class ResumeIntent(Body):
-    """A machine that is stopped is about to be started: for what it keeps, or for its paused job."""
+    """A stopped machine is about to be started: for its outputs, or for its paused job."""
 
     event: Literal["resume.intent"] = "resume.intent"
 
 
 class ParkingArmed(Body):
-    """A machine that was started again may stop itself again."""
+    """A machine that was started again is allowed to stop itself again."""
 
     event: Literal["parking.armed"] = "parking.armed"
 
 
 class StartRefused(Body):
-    """The platform did not start a machine that was interrupted, or had stopped itself."""
+    """The platform did not start a machine that was interrupted or had stopped itself."""
 
     event: Literal["start.refused"] = "start.refused"
 
 
 class HostWaiting(Body):
-    """A machine runs and lets nobody in yet."""
+    """A machine runs but does not accept connections yet."""
 
     event: Literal["host.waiting"] = "host.waiting"
 
 
 class HostTrusted(Body):
-    """The host key of first contact; no other is accepted afterwards."""
+    """The host key at first contact; no other key is accepted afterwards."""
 
     event: Literal["host.trusted"] = "host.trusted"
     host_key: str
@@ -228,7 +229,7 @@ class HostTrusted(Body):
 
 
 class HostChecked(Body):
-    """What was found on a machine before a job ran there."""
+    """The findings on a machine before a job ran there."""
 
     event: Literal["host.checked"] = "host.checked"
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Events of passkeys: a person lets one be registered, it is registered in a browser, used, and removed."""
+"""Events of passkeys: the user allows a registration; a passkey is registered in a browser, used, and removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class PasskeyAllowed(Body):
-    """A person at a terminal allowed one passkey to be registered. `code` is the digest of what they type."""
+    """The user allowed the registration of one passkey at a terminal. `code` is the digest of the code to type."""
 
     event: Literal["passkey.allowed"] = "passkey.allowed"
     code: str
@@ -29,7 +29,7 @@ class PasskeyRegistered(Body):
 
 
 class PasskeyUsed(Body):
-    """A passkey signed a challenge that named the facts of `digest`."""
+    """A passkey signed a challenge with the facts of `digest`."""
 
     event: Literal["passkey.used"] = "passkey.used"
     digest: str
@@ -37,7 +37,7 @@ class PasskeyUsed(Body):
 
 
 class PasskeyRemoved(Body):
-    """A person at a terminal removed a passkey."""
+    """The user removed a passkey at a terminal."""
 
     event: Literal["passkey.removed"] = "passkey.removed"
     by: str = ""

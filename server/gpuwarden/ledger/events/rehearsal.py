@@ -1,4 +1,4 @@
-"""Events of the rehearsal of a script on this machine: a person's consent, and what came of it."""
+"""Events of the rehearsal of a script on this machine: the request, the user's consent, and the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class RehearsalAsked(Body):
-    """Somebody wants to run a script here. `digest` is of the script, its arguments, variables and inputs."""
+    """A rehearsal was requested. `digest` is the digest of the script, its arguments, variables and inputs."""
 
     event: Literal["rehearsal.asked"] = "rehearsal.asked"
     digest: str
@@ -25,7 +25,7 @@ class RehearsalAsked(Body):
 
 
 class RehearsalAllowed(Body):
-    """A person allowed it, for exactly this digest."""
+    """The user allowed the rehearsal for exactly this digest."""
 
     event: Literal["rehearsal.allowed"] = "rehearsal.allowed"
     digest: str
@@ -34,8 +34,9 @@ class RehearsalAllowed(Body):
 
 
 class ScriptRehearsed(Body):
-    """A script was rehearsed. `packages` is the digest of what was installed; `outcome` is a claim of the script's
-    process: `passed`, `fault` or `stopped`.
+    """A script was rehearsed. `packages` is the digest of the installed packages.
+
+    `outcome` is a claim of the script's process: `passed`, `fault` or `stopped`.
     """
 
     event: Literal["script.rehearsed"] = "script.rehearsed"

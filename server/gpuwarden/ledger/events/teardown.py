@@ -1,4 +1,4 @@
-"""Events of teardowns and of the approvals that people give."""
+"""Events of teardowns and of the user's approvals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or a terminate was asked for, or a request was sent back. The first one names what it is about."""
+    """A stop or a terminate was requested, or a request was reopened. The first event names the job and the machine."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -21,7 +21,7 @@ class TeardownRequested(Body):
 
 
 class Judged(Body):
-    """Base of events that carry the digest of the facts that a person is asked about."""
+    """Base of events with the digest of the facts for the approval."""
 
     digest: str | None = None
     findings: tuple[Finding, ...] = ()
@@ -37,7 +37,7 @@ class TeardownBlocked(Judged):
 
 
 class TeardownAwaitingHuman(Judged):
-    """A person may approve, or gave up what has no proof."""
+    """The request waits for the user's approval, or the user accepted losing unverified outputs."""
 
     event: Literal["teardown.awaiting_human"] = "teardown.awaiting_human"
     MOVES_TO: ClassVar = Teardown.AWAITING_HUMAN
@@ -46,7 +46,7 @@ class TeardownAwaitingHuman(Judged):
 
 
 class ApprovalGranted(Judged):
-    """A person approved a teardown, or a receipt's spending."""
+    """The user approved a teardown, or a receipt's spending."""
 
     event: Literal["approval.granted"] = "approval.granted"
     VERSION: ClassVar = 2
@@ -54,15 +54,15 @@ class ApprovalGranted(Judged):
     channel: str = ""
     by: str = ""
     policy: str = ""
-    """The digest of the policy file that was in force."""
+    """Digest of the policy file in force."""
     auto_teardown: Verb | None = None
-    """Automatic teardown that the person gave with a spending approval, for this one job."""
+    """Automatic teardown that the user chose with a spending approval, for this job only."""
     relaunch_budget_usd: float | None = None
-    """What the person allowed to spend on further machines after interruptions of this one job."""
+    """Budget for further machines after interruptions of this job."""
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Rename what version 1 called a standing order."""
+        """Rename the standing order of version 1 to automatic teardown."""
         named = {**body, "auto_teardown": body.get("end_when_proven")}
         named.pop("end_when_proven", None)
         return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
@@ -75,7 +75,7 @@ class ApprovalGranted(Judged):
 class ApprovalUnanswered(Body):
     """A client's form about the facts of `digest` got no answer; the client is not asked about them again.
 
-    `how` is the action that came, `accept` for a form without a yes or no, or `no form` where the client shows none.
+    `how` is the returned action, `accept` for a form without a decision, or `no form` if the client shows no forms.
     """
 
     event: Literal["approval.unanswered"] = "approval.unanswered"
@@ -84,7 +84,7 @@ class ApprovalUnanswered(Body):
 
 
 class ApprovalDeclined(Body):
-    """A person was shown the facts of `digest` and said no; they are not asked about the same facts again."""
+    """The user declined the facts of `digest`; they are not asked about the same facts again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None
@@ -102,7 +102,7 @@ class ApprovalUsed(Judged):
 
 
 class TeardownVerifiedStopped(Body):
-    """The meter was seen to have stopped."""
+    """Billing is confirmed stopped."""
 
     event: Literal["teardown.verified_stopped"] = "teardown.verified_stopped"
     MOVES_TO: ClassVar = Teardown.VERIFIED_STOPPED
@@ -110,25 +110,26 @@ class TeardownVerifiedStopped(Body):
 
 
 class TeardownWithdrawn(Body):
-    """The request was taken back, or has become pointless."""
+    """The request was withdrawn, or is obsolete."""
 
     event: Literal["teardown.withdrawn"] = "teardown.withdrawn"
     MOVES_TO: ClassVar = Teardown.WITHDRAWN
 
 
 class TeardownNeedsHuman(Body):
-    """The verb was sent and the meter is not seen to have stopped."""
+    """The verb was sent, but billing is not confirmed stopped."""
 
     event: Literal["teardown.needs_human"] = "teardown.needs_human"
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
 
 
 class EndingOrdered(Body):
-    """A person decided in advance how a job's machine ends once everything is proven.
+    """The user ordered automatic teardown of a job's machine once all outputs are verified.
 
-    `through` is where they did: the policy file with the digest `policy`, or the approval of the receipt `receipt`.
-    Recorded when the job is accepted. An order through the policy holds only while the policy gives it too. `storage`
-    names what bills on after a terminate: it was shown at the submit and is accepted with the job.
+    `through` is the source: the policy file with the digest `policy`, or the approval of the receipt `receipt`. The
+    event is recorded when the job is accepted. An order through the policy is valid only as long as the policy has it.
+    `storage` names the storage that is billed after a terminate: it was shown at the submission and is accepted with
+    the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -142,9 +143,10 @@ class EndingOrdered(Body):
 
 
 class ParkingOrdered(Body):
-    """A person allowed in the policy file with the digest `policy` that a job's machine stops itself.
+    """The policy file with the digest `policy` allows self-stop of a job's machine.
 
-    It may after `after_s` in which nobody came, counted from the job's end. Recorded when the job is accepted.
+    The machine may stop itself `after_s` seconds after the job's end, counted again from each read of its files; polls
+    of the job's status do not count. The event is recorded when the job is accepted.
     """
 
     event: Literal["parking.ordered"] = "parking.ordered"
@@ -153,7 +155,7 @@ class ParkingOrdered(Body):
 
 
 class EndingAnnounced(Body):
-    """Automatic teardown will be carried out at `ends_at` on the facts of `digest`, unless somebody objects."""
+    """Automatic teardown will be carried out at `ends_at` on the facts of `digest`, unless the user objects."""
 
     event: Literal["ending.announced"] = "ending.announced"
     ticket: str
@@ -163,7 +165,7 @@ class EndingAnnounced(Body):
 
 
 class EndingObjected(Body):
-    """Somebody wants the machine kept: automatic teardown of this job is void, and a person is asked as usual."""
+    """Automatic teardown of this job is canceled by a hold; the teardown needs an approval as usual."""
 
     event: Literal["ending.objected"] = "ending.objected"
     channel: str = ""
@@ -171,14 +173,14 @@ class EndingObjected(Body):
 
 
 class PinWrong(Body):
-    """Somebody typed a wrong PIN."""
+    """A wrong PIN was entered."""
 
     event: Literal["pin.wrong"] = "pin.wrong"
     by: str = ""
 
 
 class PolicyAccepted(Body):
-    """A person put a policy file in force."""
+    """The user put a policy file in force."""
 
     event: Literal["policy.accepted"] = "policy.accepted"
     path: str
@@ -190,7 +192,7 @@ class PolicyAccepted(Body):
 
 
 class TokenMade(Body):
-    """A person made a token of the HTTP server. `expires_at` in seconds since the epoch."""
+    """The user made a token of the HTTP server. `expires_at` is in seconds since the epoch."""
 
     event: Literal["token.made"] = "token.made"
     name: str
@@ -210,7 +212,7 @@ class TokenRevoked(Body):
 
 
 class PolicyAllowed(Body):
-    """A person allowed something that the policy forbade."""
+    """The user allowed an action that the policy forbids."""
 
     event: Literal["policy.allowed"] = "policy.allowed"
     what: str

@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class AlertBody(Body):
-    """Base of both. `condition` is what is so, stored as `kind`; `mark` names the event that it is about, if one.
+    """Base of raised and cleared alerts. `condition` is stored as `kind`; `mark` identifies a reported event, if any.
 
     `following`, stored as `next`, are the next steps.
     """
@@ -22,7 +22,7 @@ class AlertBody(Body):
 
 
 class AlertRaised(AlertBody):
-    """A condition has held for long enough."""
+    """A condition has lasted for long enough."""
 
     event: Literal["alert.raised"] = "alert.raised"
 
@@ -34,7 +34,7 @@ class AlertCleared(AlertBody):
 
 
 class AlertSent(Body):
-    """A channel took an alert. `alert` is the number of its event, and the subject is the alert's."""
+    """A channel delivered an alert. `alert` is the number of its event, and the subject is the alert's."""
 
     event: Literal["alert.sent"] = "alert.sent"
     alert: int
@@ -42,7 +42,7 @@ class AlertSent(Body):
 
 
 class AlertUnsent(Body):
-    """An alert could not be delivered by one channel. `alert` is the number of its event."""
+    """A channel could not deliver an alert. `alert` is the number of its event."""
 
     event: Literal["alert.unsent"] = "alert.unsent"
     alert: int

@@ -1,1 +1,1 @@
-"""Pull a job's outputs and prove the copies."""
+"""Pull a job's outputs and verify the copies."""

@@ -1,6 +1,6 @@
-"""Copy and verify the outputs of jobs before anybody asks, inside the disk limit of the policy.
+"""Copy and verify the outputs of jobs in the background, within the disk limit of the policy.
 
-The meter runs until everything is proven, so the watch does not wait for an agent or a person to begin.
+A machine is billed until all outputs are verified, so the watch does not wait for an agent or the user to begin.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
-"""Seconds between two copies of a job that runs and may be relaunched."""
+"""Seconds between two copies of a running job that may be relaunched."""
 MOST_WAKES: Final = 2
-"""How often the watch starts a machine that stopped itself: what could not be copied then is a person's question."""
+"""How often the watch starts a machine that stopped itself. If the copy still fails, the user has to decide."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
-"""States of a job whose outputs are final, or are what it resumes from."""
+"""States of a job whose outputs are final, or are the point from which it resumes."""
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.KEPT, Copy.PARTIAL, Copy.DAMAGED})
 
 
 class Keeper:
-    """Makes proven copies, one job at a time. What fails is tried again, half as often each time."""
+    """Makes verified copies, one job at a time. A failed copy is retried at doubling intervals."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -51,21 +51,21 @@ class Keeper:
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
         self._snapshots: dict[str, float] = {}
-        """When a job that runs is looked at again: what it waits for has no meaning once its machine was taken."""
+        """When a running job is copied again. Kept apart from `_next`, because it must not delay a job that is lost."""
 
     async def round(self) -> None:
-        """Copy and verify what lacks it. Failures are reported in `trouble`, not raised."""
+        """Copy and verify the outputs that lack it. Failures are reported in `trouble`, not raised."""
         jobs: Iterable[JobRecord] = ()
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Those that succeeded or are paused, whose machines may bill, and whose copy can still become a proven one.
+        # Succeeded or paused jobs whose machines may be billed and whose copy can still become a verified one.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        # And those that run and may go on elsewhere: that takes a proven copy from before the machine is taken.
+        # Running jobs that may be relaunched: a relaunch needs a verified copy from before the machine is lost.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
-        # And those that lost their machine and go on elsewhere, from the newest that their artifact store has.
+        # Jobs that lost their machine and are relaunched from the newest outputs in their artifact store.
         wanted |= {job.id: job for job in self._lost()}
         asleep = {job.id for job in self._parked()}
         self.trouble = {name: why for name, why in self.trouble.items() if name in wanted or name in asleep}
@@ -76,7 +76,7 @@ class Keeper:
                 continue
             try:
                 copied = await self._keep(job)
-            except (WardenError, OSError) as error:  # a full disk here as well
+            except (WardenError, OSError) as error:  # a full local disk too
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its outputs are not copied yet: {known.message}"
             else:
@@ -85,12 +85,12 @@ class Keeper:
                     self._misses.pop(job.id, None)
                     due[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
                     continue
-            # a copy that is proven leaves the list; anything else waits longer before the next try
+            # a verified copy leaves the list; the next attempt for any other waits longer
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     def _lost(self) -> list[JobRecord]:
-        """Return the jobs whose relaunch waits for what their artifact store has."""
+        """Return the jobs whose relaunch waits for a copy from their artifact store."""
         if self.ctx.policy.teardown.background_gb <= 0:
             return []
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
@@ -99,7 +99,7 @@ class Keeper:
                 and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _parked(self) -> list[JobRecord]:
-        """Return the jobs with automatic teardown whose machines stopped themselves before everything was proven."""
+        """Return the jobs with automatic teardown whose machines stopped themselves before the proof was complete."""
         leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
         jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
         return [
@@ -113,7 +113,10 @@ class Keeper:
         ]
 
     async def _wake(self) -> None:
-        """Start the machines whose end a person ordered and that stopped itself before. The copy and the end follow."""
+        """Start the self-stopped machines of jobs with automatic teardown. The copy and the teardown follow.
+
+        A job whose artifact store has all its outputs is copied from there, without a start.
+        """
         for job in self._parked():
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
                 continue
@@ -122,7 +125,7 @@ class Keeper:
                     await wake(self.ctx, job.id)
                 elif copy_state(self.ctx, job.id) is not Copy.PROVEN:
                     raise NotSupported(
-                        "what its artifact store has is copied and not proven; a person has to look at it"
+                        "the copy from its artifact store could not be verified; the user has to check the outputs"
                     )
                 self.trouble.pop(job.id, None)
             except (WardenError, OSError) as error:
@@ -132,7 +135,7 @@ class Keeper:
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     async def _kept_instead(self, job: JobRecord) -> bool:
-        """Copy and verify the outputs of a job at rest from its artifact store, where that has the last word."""
+        """Copy and verify a resting job's outputs from its artifact store; False if the machine has to be started."""
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
@@ -146,13 +149,13 @@ class Keeper:
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
-        return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # else its machine has nothing else
+        return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # only the machine can have the missing files
 
     async def _listed(self, job: JobRecord, handle: Handle) -> Manifest:
-        """Return the files that a job's machine has, or its artifact store where that one does not answer."""
+        """Return the files on a job's machine, or in its artifact store if the machine does not answer."""
         try:
             if job.state is Job.PREEMPTED:
-                raise Unreachable(f"the machine of job {job.id} is gone", "Nothing can be read there any more.")
+                raise Unreachable(f"the machine of job {job.id} is gone", "Its files can't be read any more.")
             return await self.ctx.backend(handle.backend).list_files(handle, job.outputs)
         except Unreachable:
             kept = await read_kept(self.ctx, job) if job.spec.artifact_store else None
@@ -161,7 +164,7 @@ class Keeper:
             return kept.manifest if kept else Manifest(taken_at=0.0, files=())
 
     async def _check_room(self, job_id: str, size: int) -> None:
-        """Raise NotSupported where a copy does not fit into what the policy allows."""
+        """Raise NotSupported if a copy exceeds the disk limit of the policy."""
         here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job_id)
         limit = self.ctx.policy.teardown.background_gb * 1e9
         if here + size > limit:
@@ -169,18 +172,18 @@ class Keeper:
             raise NotSupported(f"{sizes} that background_gb allows")
 
     async def _keep(self, job: JobRecord) -> bool:
-        """Copy a job's outputs where there is room for all of them, and verify them.
+        """Copy a job's outputs if all of them fit, and verify them.
 
-        Return whether there was anything: a job that runs may have saved nothing yet, or save at this moment.
+        Return False if a running job has saved nothing yet or is just saving. Raises NotSupported without room.
         """
-        # most rounds copy nothing, and what copies and proves is a second's import
+        # most rounds copy nothing, and these imports take a second
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
         if job.state not in _RESTING or copy_state(self.ctx, job.id) in _PULL:
             assert job.handle is not None
             listed = await self._listed(job, job.handle)
-            # a large file that was written to lately may be half of a checkpoint, which proves nothing
+            # a large file that was written recently may be an incomplete checkpoint
             large = [file.mtime_ns / 1e9 for file in listed.files if file.size >= LARGE and file.mtime_ns is not None]
             fresh = any(listed.taken_at - at < QUIET_S for at in large)
             if job.state is Job.RUNNING and (fresh or not listed.files):
@@ -190,14 +193,14 @@ class Keeper:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
-                    raise  # else that settled that the store has nothing newer than what is here
+                    raise  # otherwise the store is known to have nothing newer than the copy here
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
         return True
 
 
 def _bytes_below(folder: Path, without: str) -> int:
-    """Return the size of the copies below a folder, but for those of one job."""
+    """Return the size in bytes of the copies below a folder, without those of one job."""
     total = 0
     for root, names, files in os.walk(folder):
         if Path(root) == folder:

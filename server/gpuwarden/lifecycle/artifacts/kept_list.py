@@ -1,8 +1,8 @@
-"""Read the list that a job's runner left in its artifact store, and what it proves when the machine can't be read.
+"""Read the list that a job's runner left in its artifact store, and decide whether that list is final.
 
-The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run says what
-was on the machine then. It is the last word only where nothing can have been written since: the same attempt, the same
-outputs, no start of the machine after it, and, on a machine that stops itself, a look right before that.
+The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run describes
+the machine's files at that time. It is final only if nothing can have been written since: the same attempt, the same
+outputs, no later start of the machine, and, on a machine that stops itself, a check right before the stop.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from gpuwarden.remote.runner.keep_report import keep_key, keep_mac
 from gpuwarden.remote.s3_store import S3Reader
 
 MOST_FILES: Final = 200_000
-"""As many as the runner lists."""
+"""Limit of files in a list; the runner has the same one."""
 VIEW_S: Final = 10.0
 MOST: Final = 2**63 - 1
-"""What a file system can hold, in bytes or in nanoseconds."""
+"""Largest number of bytes or nanoseconds that a file system can represent."""
 VIEW_NAMES: Final = 8
 
 
@@ -48,7 +48,7 @@ class _Lenient(BaseModel):
 
 
 class KeptRow(_Lenient):
-    """One file that is in the store. `gone`: the machine had removed it when the list was made."""
+    """One file in the store. `gone` means that the machine had removed it when the list was made."""
 
     path: str = Field(max_length=4096)
     size: int = Field(ge=0, le=MOST)
@@ -61,7 +61,7 @@ class KeptRow(_Lenient):
 
     @property
     def artifact(self) -> Artifact:
-        """Return the file as the machine had it."""
+        """Return the file as it was on the machine."""
         return Artifact(**self.model_dump(exclude={"gone"}))
 
 
@@ -71,7 +71,7 @@ class _Skip(_Lenient):
 
 
 class KeptEnd(_Lenient):
-    """The end of a run. `look` is not empty where the machine was about to stop itself."""
+    """The end of a run. `look` is not empty if the machine was about to stop itself."""
 
     outputs: tuple[str, ...] = Field(max_length=1000)
     status: dict[str, Any]
@@ -83,7 +83,7 @@ class KeptEnd(_Lenient):
 
 
 class KeptList(_Lenient):
-    """The list as it is stored."""
+    """The stored list."""
 
     job: str
     taken_at: float = Field(default=0.0, ge=0, lt=1e11)
@@ -94,7 +94,7 @@ class KeptList(_Lenient):
 
 @dataclass(frozen=True)
 class Kept:
-    """A job's artifact store as its list describes it. `signed`: the job's own runner wrote that list."""
+    """A job's artifact store as its list describes it. `signed` means that the job's runner wrote that list."""
 
     address: StoreAddress
     store: Store
@@ -108,12 +108,12 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """Return the size of these files together."""
+        """Return the total size of `files`."""
         return sum(row.size for row in self.files)
 
     @property
     def manifest(self) -> Manifest:
-        """Return the list as a roster of the machine."""
+        """Return the list as a manifest of the machine."""
         end = self.listed.end
         skipped = [f"{skip.path}: {skip.why}" for skip in end.skipped] if end else []
         skipped += [f"and {end.more_skipped} more"] if end and end.more_skipped else []
@@ -123,7 +123,7 @@ class Kept:
 
 
 def open_store(ctx: Context, address: StoreAddress) -> Store:
-    """Return the store of an address, for reading. Raises NotSupported where its client is not installed."""
+    """Return the store of an address, for reading. Raises NotSupported if its client is not installed."""
     if address.scheme == "s3":
         return S3Reader(address, ctx.env)
     reader = BucketReader if address.kind == "bucket" else RepoReader
@@ -131,7 +131,7 @@ def open_store(ctx: Context, address: StoreAddress) -> Store:
 
 
 async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
-    """Return what a job's artifact store lists, None where it has no list yet. Raises a `WardenError` for no answer."""
+    """Read the list in a job's artifact store; None if it has no list yet. Raises a `WardenError` if that fails."""
     address = StoreAddress.parse(job.spec.artifact_store)
     try:
         with anyio.fail_after(store_limit(0)):
@@ -145,18 +145,19 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
         listed = KeptList.model_validate_json(content)
     except ValidationError as error:
         text = because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields").text
-        raise BadReply(text, "A person has to look at what is there.") from None
+        raise BadReply(text, "Ask the user to check the store's contents.") from None
     if listed.job != job.id:
-        text = because(Code.STORE_INVALID, message="it is another job's").text
-        raise BadReply(text, "A person has to look at what is there.")
+        text = because(Code.STORE_INVALID, message="it belongs to another job").text
+        raise BadReply(text, "Ask the user to check the store's contents.")
     key = keep_key(job_key(ctx, job.id))
     return Kept(address, store, listed, bool(listed.mac) and keep_mac(json.loads(content), key) == listed.mac)
 
 
 @dataclass(frozen=True)
 class KeptView:
-    """A job's kept files, in short. `newest` are checkpoints and files, the latest first; `why` says what is unknown
-    of the store, or why it is not shown to have everything.
+    """A summary of the files in a job's artifact store.
+
+    `newest` are checkpoints and files, the latest first; `why` is the reason if the store is unknown or may lack files.
     """
 
     address: str
@@ -167,7 +168,7 @@ class KeptView:
 
 
 async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
-    """Return what a job's artifact store lists, within a short time."""
+    """Return a summary of a job's artifact store, within `VIEW_S` seconds."""
     try:
         with anyio.fail_after(VIEW_S):
             kept = await read_kept(ctx, job)
@@ -189,7 +190,7 @@ async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
 
 
 def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
-    """Return why a store's list is not shown to be the last word about a job's machine; None where it is."""
+    """Return why a store's list may lack files of the job's machine; None if the list is final."""
     end, launched = kept.listed.end, ctx.ledger.last(job.subject, JobSubmitted)
     if not kept.signed:
         return because(Code.STORE_UNSIGNED)
@@ -204,5 +205,5 @@ def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
 
 
 def reported_end(kept: Kept) -> Observation | None:
-    """Return how a job ended by a store's signed list; None where it has no end."""
+    """Return the end of a job as a store's list reports it; None if the list has no end."""
     return observation(kept.listed.end.status | {"now": kept.listed.taken_at}) if kept.listed.end else None

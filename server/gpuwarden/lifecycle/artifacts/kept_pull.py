@@ -1,7 +1,7 @@
-"""Copy a job's outputs from its artifact store, where the machine can't be read.
+"""Copy a job's outputs from its artifact store if the machine can't be read.
 
-Every file is compared with the list that the runner signed: the store's own word about it first, its bytes as they
-arrive after that. What the list names and the store does not have is a problem with a name, never left out.
+Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
+bytes. A listed file that the store lacks is reported as a problem by name, never left out.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpuwarden.remote.transfer.receive import Problem, Progress, Received, recei
 
 _OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 _WHY: Final[Mapping[Code, str]] = {
-    Code.STORE_INCOMPLETE: "the artifact store lists it and does not have it",
-    Code.STORE_CHANGED: "the artifact store has another file at its place than the one that it lists",
+    Code.STORE_INCOMPLETE: "the artifact store lists it but does not have it",
+    Code.STORE_CHANGED: "the artifact store has a different file under this name than it lists",
 }
 
 
 @dataclass(frozen=True)
 class KeptSource:
-    """A job's files in its store, as `receive` takes them."""
+    """A job's files in its store, as a source for `receive`."""
 
     kept: Kept
 
@@ -52,7 +52,7 @@ class KeptSource:
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is seen to be off or gone, so that only its artifact store can be read."""
+    """Return whether a job's machine is known to be off or gone, so that only its artifact store can be read."""
     if job.lease is None:
         return False
     answer = await look(ctx, job.lease)
@@ -62,9 +62,10 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
 
 
 async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
-    """Return a job's artifact store where that is what to copy from: the machine is at rest, and a start tells no more.
+    """Return a job's artifact store if the outputs are to be copied from it, else None.
 
-    A machine that stopped itself can be started again, so its store has to have the last word, and every file of it.
+    The machine has to be at rest. If it stopped itself, it can be started again, so the store is used only if its list
+    is final (see `unsettled`) and no earlier copy from it lacked files. Raises NotFound for an empty store.
     """
     if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
@@ -86,7 +87,7 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """Record that the copy here, or none, is the best there will be, where the machine does not exist any more."""
+    """Record that no better copy than the present one, if any, will exist, if the machine is gone."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -100,27 +101,27 @@ def nothing_better(ctx: Context, job: JobRecord) -> None:
 async def receive_kept(
     ctx: Context, job: JobRecord, kept: Kept, dest: Path, progress: Callable[[Progress], None] | None = None
 ) -> tuple[Pulled, Received]:
-    """Copy what a store lists to `dest`.
+    """Copy the files that a store lists to `dest`.
 
-    Raises Conflict where the copy here is newer, or the list may be anybody's and has other files; Unreachable where
-    the store is lost on the way; what arrived is kept.
+    Raises Conflict if the copy here is newer, or if the list is unsigned and has different files. Raises Unreachable if
+    the connection to the store is lost; the files received so far stay.
     """
     if better := better_here(ctx, job, kept):
         nothing_better(ctx, job)
         why = (
             "newer than its artifact store"
             if kept.signed
-            else "not what its artifact store has, whose list is not signed"
+            else "different from its artifact store, whose list is not signed"
         )
         raise Conflict(
-            f"the copy of job {job.id} here is {why}, such as {line(better, 200)}; nothing was replaced",
-            do(Action.VERIFY, "the copy that is here", job_id=job.id),
+            f"the local copy of job {job.id} is {why}, such as {line(better, 200)}; nothing was replaced",
+            do(Action.VERIFY, "the local copy", job_id=job.id),
         )
     manifest = kept.manifest
     problems = await compare(kept, manifest)
     good = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in problems)})
     received = await receive(KeptSource(kept), good, dest, owner=job.id, progress=progress)
-    problems |= {p.path: f"as the artifact store has it: {p.why}" for p in received.problems}
+    problems |= {p.path: f"in the artifact store: {p.why}" for p in received.problems}
     order = [f.path for f in manifest.files if f.path in problems]
     received = received.model_copy(update={"problems": tuple(Problem(path=p, why=problems[p]) for p in order)})
     last = kept.listed.end if unsettled(ctx, job, kept) is None else None
@@ -137,7 +138,7 @@ async def receive_kept(
 
 
 async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
-    """Return the listed files that can't be taken, each with its reason. Nothing is downloaded."""
+    """Return the listed files that can't be copied, by path, with their reasons. Nothing is downloaded."""
     refused: dict[str, str] = {}
     keys: dict[str, str] = {}
     for file in manifest.files:
@@ -163,9 +164,10 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
 
 
 def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
-    """Return a file of the last copy that the store has an older version of, or a newer checkpoint; empty for none.
+    """Return a file of the last copy that is newer than the store's version, or a newer checkpoint that it lacks.
 
-    A store with the last word is never older. Times in a list that is not signed show nothing.
+    Return an empty string if there is none. A store whose list is final is never older. If the list is not signed, its
+    times prove nothing, so a file that differs counts too.
     """
     last = last_pull(ctx, job.id)
     if last is None or unsettled(ctx, job, kept) is None:

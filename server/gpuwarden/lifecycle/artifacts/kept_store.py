@@ -1,8 +1,8 @@
 """Compare a job's artifact store with the files on its machine, without downloading them.
 
-What the machine has now is its own listing, with digests that the runner computes now; an authentic seal has to agree
-with them. The store has to agree three times: its manifest lists the same content, its object is there,
-and the store's own checksum of the object is that content's. Everything else is unknown, with a reason.
+The machine lists its files with digests that the runner computes now; an authentic seal has to agree with them. The
+store has to pass three checks: its manifest lists the same content, the object exists, and the store's checksum of the
+object matches that content. Everything else is unknown, with a reason.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CODES: Final[dict[type[WardenError], Code]] = {
 
 
 class StoreCopy(Frozen):
-    """What an artifact store has of a job. `files` are the paths of those that equal the machine's, by the store's
-    checksum.
+    """The comparison of a job's artifact store with its machine.
 
-    `code` and `why` say why the store is not complete; None and "" where it is.
+    `files` are the paths of the files that equal the machine's, by the store's checksum. `code` and `why` explain why
+    the store is not complete; None and "" if it is.
     """
 
     address: str
@@ -45,7 +45,7 @@ class StoreCopy(Frozen):
 
 
 async def reachable(ctx: Context, store_url: str) -> Answer[str]:
-    """Return what is wrong with a store that a job is to use, "" where it can be read; Unknown without an answer."""
+    """Return the problem of a store that a job is to use, "" if it can be read; Unknown without an answer."""
     try:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
@@ -59,7 +59,7 @@ async def reachable(ctx: Context, store_url: str) -> Answer[str]:
 
 
 async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
-    """Compare the store with the files that are on the machine now."""
+    """Compare the store with the files on the machine now."""
     store_url = job.spec.artifact_store
     try:
         there = await machine_digests(ctx, job, handle, listed)
@@ -91,10 +91,10 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listing with the digest that the machine computes now of each file.
+    """Return the listing with each file's digest as the machine computes it now.
 
-    A file whose seal, times or size disagree with that has no digest. A seal alone is not enough: it is valid for a
-    size and times, and a job can move another file with the same ones to the sealed path.
+    A file whose seal, times or size disagree with it gets no digest. A seal alone is not enough: it is valid for a size
+    and times, and a job can move another file with the same size and times to the sealed path.
     """
     fresh = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, job.outputs)).files}
 
@@ -104,12 +104,12 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
             return file.model_copy(update={"sha256": None})
         return now
 
-    roster = believed(ctx, job.id, listed)
-    return roster.model_copy(update={"files": tuple(with_digest(file) for file in roster.files)})
+    manifest = believed(ctx, job.id, listed)
+    return manifest.model_copy(update={"files": tuple(with_digest(file) for file in manifest.files)})
 
 
 def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
-    """Return why the store's object is not shown to be a file; None where it is."""
+    """Return why the store's object may differ from a file; None if it is shown to be equal."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
     if file.sha256 is None or (row.size, row.sha256) != (file.size, file.sha256.removeprefix("sha256:")):

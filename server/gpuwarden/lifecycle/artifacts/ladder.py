@@ -1,6 +1,6 @@
-"""Derive how far a job's outputs are proven: declared, copied, digest equal, loaded, kept.
+"""Derive how far a job's outputs are verified: declared, copied, digest equal, loaded, kept.
 
-Everything is read from the ledger and this disk. A rung whose proof can't be seen from here is unknown, never yes.
+Everything is read from the ledger and this disk. A step that can't be checked from here is unknown, never yes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 
 class Rung(StrEnum):
-    """A step of the proof."""
+    """A step of the verification."""
 
     DECLARED = "declared"
     COPIED = "copied"
@@ -30,7 +30,7 @@ class Rung(StrEnum):
 
 
 class Held(StrEnum):
-    """State of a step's proof. NOT_YET: nothing speaks against it. UNASKED: the job does not ask for it."""
+    """State of a step. NOT_YET: pending, without a problem. UNASKED: the job does not require the step."""
 
     YES = "yes"
     NO = "no"
@@ -41,7 +41,7 @@ class Held(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step with its evidence: when it was recorded, of how many files and bytes, and what speaks against it."""
+    """One step with its evidence: the time of its record, the counts of files and bytes, and the problems."""
 
     rung: Rung
     held: Held
@@ -59,7 +59,7 @@ _COPIED = {Copy.NONE: Held.NOT_YET, Copy.STALE: Held.NOT_YET, Copy.PARTIAL: Held
 
 
 def ladder(ctx: Context, job: JobRecord) -> tuple[Step, ...]:
-    """Return the five steps of a job's outputs, from the declaration on."""
+    """Return the five steps of a job's outputs, starting with the declaration."""
     return tuple(_steps(ctx, job))
 
 
@@ -78,7 +78,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    # A verification of an older state of the files proves nothing of this one.
+    # A verification of an older state of the files proves nothing about the present one.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)
@@ -86,7 +86,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
     yield Step(Rung.EQUAL, equal, at=at, files=files)
     held = _LOADED[now.verdict] if now.verdict is not None else Held.NOT_YET
     yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
-    # The store is compared with the machine's files when its end is asked for, and not by this look.
+    # The teardown gate compares the store with the machine's files; this function does not.
     names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
     yield Step(Rung.KEPT, Held.UNKNOWN if names else Held.UNASKED, names=names)
 

@@ -1,9 +1,8 @@
-"""Records of the copies of a job's artifacts that were pulled here.
+"""Records of the pulled copies of a job's artifacts.
 
-A pull writes one record: where each file went, and the machine's manifest. A *seal* is a digest of what the file
-system says of those files (size, times, inode), so that a later look finds in milliseconds whether the copy is
-still the one that was verified. Changing a byte changes the seal; the clock of a file's last status change is not
-for ordinary programs to set back.
+A pull writes one record: the local path of each file, and the machine's manifest. A *seal* is a digest of the files'
+metadata (size, times, inode), so that a later check finds in milliseconds whether the copy is still the one that was
+verified. Changing a byte changes the seal: ordinary programs can't set back the time of a file's last status change.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
-    """State of the copy as it is on this disk now. `verdict` is None where it was not verified since it changed.
+    """State of the copy on this disk now. `verdict` is None if it was not verified since its last change.
 
-    `equal`: every file of it has the digest that the manifest gives it, whatever the verdict on its content.
-    `unread`: a verdict of unknown has no other reason than these files. Nothing here can read them, and each copy
-    equals the machine's file by digest. `aside`: a verdict of refuted has no other reason than these pictures, tables
-    and logs, which are as broken on the machine.
+    `equal`: every file has the digest in the manifest, regardless of the verdict on its content.
+    `unread`: the files that alone cause a verdict of unknown. No reader supports them, and each copy equals the
+    machine's file by digest. `aside`: the pictures, tables and logs that alone cause a verdict of refuted; they are as
+    broken on the machine.
     """
 
     verdict: Verdict | None = None
@@ -46,8 +45,8 @@ class Standing(Frozen):
 class Pulled(Frozen):
     """One pull. `places` maps each path of the manifest to its path below `dest`.
 
-    `store` is the address of the artifact store that the files came from, empty where the machine sent them.
-    `disclosure` is what else was on the machine by that store's last word about it, None where the store has none.
+    `store` is the address of the artifact store that the files came from, empty if the machine sent them. `disclosure`
+    lists the other files on the machine according to that store's final list, None without one.
     """
 
     job: str
@@ -59,7 +58,7 @@ class Pulled(Frozen):
 
     @property
     def digest(self) -> str:
-        """Digest of what was pulled and where to."""
+        """Digest of the pulled files and their destinations."""
         other = self.disclosure.model_dump(mode="json") if self.disclosure else None
         origin = [self.store, other, self.manifest.missing, self.manifest.skipped] if self.store else []
         return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
@@ -70,7 +69,7 @@ class Pulled(Frozen):
         return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
     def local_manifest(self) -> Manifest:
-        """Return the machine's manifest under the names that the files have here: an absolute path is below `machine/`.
+        """Return the machine's manifest with the local names of the files; an absolute path is below `machine/`.
 
         A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
         """
@@ -92,7 +91,7 @@ def save_pull(
     problems: Sequence[str] = (),
     not_taken: Sequence[str] = (),
 ) -> None:
-    """Keep a pull: the roster in a separate file, its digest in the ledger."""
+    """Record a pull: the manifest in a separate file, its digest in the ledger."""
     name = f"{pulled.job}-{pulled.digest[7:23]}.json"
     write_private(private_folder(ctx.home / "pulls") / name, pulled.model_dump_json())
     event = ArtifactsPulled(
@@ -111,13 +110,13 @@ def save_pull(
 
 
 def last_pull(ctx: Context, job_id: str) -> Pulled | None:
-    """Return the latest pull of a job, None when there was none or its record was changed or lost."""
+    """Return the latest pull of a job; None if there is none or its record was changed or lost."""
     event = ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     return read_pull(ctx, event.data.record, event.data.digest) if event else None
 
 
 def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
-    """Return the pull that a record lists; None where the record was changed or lost."""
+    """Return the pull of a record; None if the record was changed or lost."""
     try:
         pulled = Pulled.model_validate_json((ctx.home / "pulls" / record).read_bytes())
     except (OSError, ValueError):
@@ -126,10 +125,10 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
-    """Return the copy that counts for a job: the oldest whole and proven one since the job ended, else the latest pull.
+    """Return the copy that counts for a job: the oldest complete and proven one since its end, else the latest pull.
 
-    A later pull to another folder makes a proven copy no worse. `listed` are the files on the machine now: a copy that
-    lacks one of them, or has an older version, does not count while another has them all.
+    A later pull to another folder does not replace a proven copy. `listed` are the files on the machine now: a copy
+    that lacks one of them, or has an older version, does not count if another copy has them all.
     """
     end = at_rest(ctx.ledger, job_id)
     tried = set()
@@ -152,12 +151,12 @@ OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
 
 
 def copy_state(ctx: Context, job_id: str) -> Copy:
-    """Return the state of the copy that counts, by what the ledger and this disk say. The machine is not asked."""
+    """Return the state of the copy that counts, from the ledger and this disk. The machine is not queried."""
     pulled, last = copy_for(ctx, job_id), ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if pulled is None or last is None:
         return Copy.NONE
     for ticket in ctx.ledger.subjects("teardown", Teardown.BLOCKED, job=job_id):
-        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate looked at the machine since
+        blocked = ctx.ledger.last(ticket, TeardownBlocked)  # the gate has checked the machine since the pull
         if blocked is not None and blocked.seq > last.seq and OUTDATED & {f.rule for f in blocked.data.findings}:
             return Copy.STALE
     seen = verified_now(ctx, job_id, pulled)
@@ -178,9 +177,9 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
 
 
 def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
-    """Return whether a job's machine may have more than the store that a copy came from.
+    """Return whether a job's machine may have more files than the store that a copy came from.
 
-    It was started since, or that store never had the last word. Nothing has more once the machine is gone.
+    It may if it was started since, or if the store's list was not final, unless the machine is gone.
     """
     if not (event.data.store or event.data.unsettled):
         return False
@@ -190,13 +189,13 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
-    """Return a piece of the log as it was pulled; a negative start counts from the end. None where there is no copy."""
+    """Return a piece of the pulled log; a negative start counts from the end. None without a copy."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
 
 
 def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
-    """Return at most `limit` bytes of a file from `start`, or from its end; None where it can't be read."""
+    """Return at most `limit` bytes of a file; a negative `start` counts from the end. None if it can't be read."""
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -209,7 +208,7 @@ def read_piece(file: Path, start: int, limit: int) -> LogChunk | None:
 
 
 def seal(pulled: Pulled) -> str | None:
-    """Digest of what the file system says of every copied file, None when one is missing or is not a plain file."""
+    """Digest of the metadata of every copied file; None if one is missing or is not a plain file."""
     rows = []
     for path in pulled.places.values():
         try:
@@ -242,7 +241,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verdict on a copy as it is on this disk now."""
+    """Return the verdict on a copy on this disk; an empty one if the copy has changed since its verification."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
     if proof is None or proof.seal is None:

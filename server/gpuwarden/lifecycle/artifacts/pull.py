@@ -1,8 +1,8 @@
 """Pull a job's artifacts: list them with digests on the machine, copy the files with resume, and compare every copy.
 
-Where the machine can't be read, the job's artifact store takes its place.
+If the machine can't be read, the files come from the job's artifact store.
 
-The log is copied too, also when the job saved nothing else.
+The log is copied too, even if the job saved nothing else.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _CHUNK = 1 << 20
 class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
-    `store` is the artifact store that the files came from, empty where the machine sent them; `lost` why the machine
-    did not; `unsettled` why that store is not shown to have everything that the machine has. `log_lost` are the bytes
-    of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
+    `store` is the artifact store that the files came from, empty if the machine sent them; `lost` is the reason why the
+    machine did not send them; `unsettled` is the reason why the store may lack files of the machine. `log_lost` counts
+    the bytes of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -67,12 +67,13 @@ async def pull(
 ) -> PullResult:
     """Copy the declared outputs of a job to `dest` (default: gpuwarden's folder) and compare digests.
 
-    `also` declares further outputs, for good: from now on the teardown gate protects them as it does the others.
-    Raises Conflict for a job that was never launched, BadRequest for a destination that dies with the machine, is
-    gpuwarden's or has other files, Unreachable when the machine does not answer; what arrived before is kept and
-    continued. Where the machine is off, gone or silent, the files come from the job's artifact store, if it has one. A
-    machine that stopped itself is started only where that store lacks the last word or denies a file; Refused where a
-    start costs more than a person allowed.
+    `also` declares further outputs permanently: the teardown gate protects them like the others. If the machine is off,
+    gone or silent, the files come from the job's artifact store, if it has one. A machine that stopped itself is
+    started only if the store's list is not final or the store denies a file.
+
+    Raises Conflict for a job that was never launched; BadRequest for a destination that is on the machine, belongs to
+    gpuwarden or has other files; Unreachable if the machine does not answer (the next pull continues with the files
+    received so far); Refused if starting the machine costs more than the user allowed.
     """
     job = read_job(ctx.ledger, job_id)
     if not job.spec.artifact_store or also:
@@ -84,7 +85,7 @@ async def pull(
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
                 if not parked(ctx, job):
-                    raise  # else its machine has what the store denies
+                    raise  # otherwise its machine has the files that the store denies
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:
@@ -106,7 +107,7 @@ async def _pull_kept(
     progress: Callable[[Progress], None] | None,
     lost: str = "",
 ) -> PullResult:
-    """Copy what an artifact store lists. `lost` is why the machine was not read, where that is not seen otherwise."""
+    """Copy the files that an artifact store lists. `lost` is the error if the machine was tried first."""
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)
@@ -143,12 +144,12 @@ async def _pull_machine(
     job = declare(ctx, job, also)
     assert job.handle is not None
     if not all(keeps(ctx, job.spec, path) for path in job.declared):
-        await hold(ctx, job_id)  # a stop would lose what was declared only now
+        await hold(ctx, job_id)  # a self-stop would lose the newly declared outputs
     backend = ctx.backend(job.handle.backend)
     if dest is None:
         private_folder(target)
-    async with artifacts(backend, job.handle, job.outputs, target) as (roster, source):
-        listed = believed(ctx, job_id, roster)
+    async with artifacts(backend, job.handle, job.outputs, target) as (manifest, source):
+        listed = believed(ctx, job_id, manifest)
         received = await receive(source, listed, target, owner=job_id, progress=progress)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
@@ -170,9 +171,9 @@ def _record(ctx: Context, pulled: Pulled, received: Received) -> None:
 
 
 def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
-    """Add outputs to those that a job declared, and return the job with all of them.
+    """Add outputs to the declared ones of a job, and return the updated job.
 
-    Raises BadRequest for what can't be an output's path, or not with the job's artifact store.
+    Raises BadRequest for a path that is invalid as an output, or that the job's artifact store reserves.
     """
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
@@ -180,7 +181,7 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
         raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
     if job.spec.artifact_store and (taken := [path for path in new if StoreAddress.reserved(path)]):
         raise BadRequest(
-            f"also: the artifact store has files of its own at {taken[0]}", "Give that output another name."
+            f"also: the artifact store reserves {taken[0]} for its own files", "Give that output another name."
         )
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
         raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
@@ -190,33 +191,36 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
 
 
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
-    """Return the destination of the copies: never the machine that may end, nor gpuwarden's own records."""
+    """Return the destination of the copies.
+
+    Raises BadRequest for one that is on the job's machine, among gpuwarden's own files, or not a usable folder.
+    """
     own = ctx.home / "artifacts" / job.id
     target = (dest or own).expanduser().absolute()
     real = Path(*target.parts).resolve()
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
-        raise BadRequest(f"{target} is on the machine itself and would be lost with it", "Choose a folder outside.")
+        raise BadRequest(f"{target} is on the job's machine and would be lost with it", "Choose a folder outside.")
     # samefile, because a file system may ignore case
     if real != own.resolve() and any(p.exists() and p.samefile(ctx.home) for p in (real, *real.parents)):
-        raise BadRequest(f"{target} is among gpuwarden's own records", "Choose a folder outside, or none.")
+        raise BadRequest(f"{target} is among gpuwarden's state files", "Choose a folder outside, or none.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
-            f"{target} is where gpuwarden reads what its user decides", "Choose a folder outside, or none."
+            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose a folder outside, or none."
         )
     if not str(real).isprintable():
-        raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be shown", "Choose a plainer name.")
+        raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be displayed", "Choose a plainer name.")
     if target.exists() and not target.is_dir():
-        raise BadRequest(f"{target} is not a folder", "Name a folder; it is made when it does not exist.")
+        raise BadRequest(f"{target} is not a folder", "Name a folder; it is created if it does not exist.")
     return real
 
 
 async def _pull_log(
     backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]
 ) -> tuple[Path | None, int]:
-    """Save the log's last part beside the artifacts, with a line in the place of each part that is gone.
+    """Save the log's last part beside the artifacts, with a line in place of each missing part.
 
-    Returns its path and how many bytes are gone. It proves nothing, so losing it stops nothing.
+    Return its path and the number of missing bytes. A failure returns None and is ignored: the log is not evidence.
     """
     part = target / STAGING / f"{LOG_NAME}.draft"
     taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
@@ -233,7 +237,7 @@ async def _pull_log(
                 skipped = max(0, piece.next - cursor - len(piece.text.encode("utf-8", "replace")))
                 gap, lost = gap + skipped, lost + skipped
                 if gap:
-                    file.write(f"[{gap:,} bytes of the log are gone here]\n")
+                    file.write(f"[{gap:,} bytes of the log are missing here]\n")
                 file.write(piece.text)
                 cursor, gap = piece.next, 0
         part.replace(path)

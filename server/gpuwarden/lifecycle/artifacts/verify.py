@@ -1,4 +1,4 @@
-"""Prove a checkpoint: a job's pulled copy, its files on the machine, a path here, or a repo on the Hub.
+"""Verify a checkpoint: a job's pulled copy, its files on the machine, a local path, or a repo on the Hub.
 
 Only the verdict on a pulled copy is recorded for the teardown gate.
 """
@@ -44,15 +44,15 @@ async def verify(
     progress: Count | None = None,
     limits: Limits | None = None,
 ) -> Report:
-    """Verify WHAT: a job id, `hf://owner/name`, or a path. `against` is a path or an address on the Hub; where the
-    instance looks, a path there.
+    """Verify WHAT: a job id, `hf://owner/name`, or a path.
 
-    Without a level it is `load`; `structure` on the Hub, where more means to download; `content` on the instance.
-    `auto` looks on the instance when nothing of the job was pulled yet. `budget` bounds a look at a path or there,
-    `limits` what a single file may cost here.
+    `against` is a path or an address on the Hub to compare with; a path on the instance if the instance verifies. The
+    default level is `load`; on the Hub it is `structure`, because deeper levels download; on the instance, `content`.
+    `auto` verifies on the instance if nothing of the job has been pulled yet. `budget` bounds a verification of a path
+    or on the instance; `limits` bounds the resources spent on a single file here.
     """
     if not what.strip() or (against is not None and not against.strip()):
-        raise BadRequest("an empty path names nothing", "Name a file or folder; the working folder is a dot.")
+        raise BadRequest("the path is empty", "Name a file or folder; the working folder is a dot.")
     if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
         job = read_job(ctx.ledger, what)
         if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
@@ -83,7 +83,7 @@ async def verify(
 
 
 def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
-    """Return the pull that made the folder in which a path is, None where none did, and the path's place in it."""
+    """Return the pull whose folder contains a path, and the path relative to that folder; None and "" without one."""
     try:
         real = path.resolve()
         for folder in (real, *real.parents):
@@ -92,7 +92,7 @@ def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
                 pulled = last_pull(ctx, mark.read_text("utf-8", "replace")[:200])
                 mine = pulled is not None and Path(pulled.dest).resolve() == folder
                 return (pulled, real.relative_to(folder).as_posix()) if mine else (None, "")
-    except (OSError, ValueError):  # verify_path says what is wrong with it
+    except (OSError, ValueError):  # verify_path reports the problem
         pass
     return None, ""
 
@@ -112,31 +112,31 @@ async def verify_job(
     progress: Count | None = None,
     limits: Limits | None = None,
 ) -> Report:
-    """Verify what was last pulled of a job against the manifest made on the machine, and record the verdict.
+    """Verify a job's latest pull against the manifest made on the machine, and record the verdict.
 
-    Raises NotFound for a job that is not ours, Conflict when nothing was pulled.
+    Raises NotFound for an unknown job, Conflict if nothing was pulled.
     """
     job = read_job(ctx.ledger, job_id)
     pulled = last_pull(ctx, job_id)
     if pulled is None:
         pull = do(Action.PULL, job_id=job_id)
-        raise Conflict(f"nothing of job {job_id} was pulled yet, so no copy can be verified", pull)
+        raise Conflict(f"job {job_id} has not been pulled yet, so it has no copy to verify", pull)
     before = seal(pulled)
     dest = Path(pulled.dest)
-    roster = pulled.local_manifest()
+    listed = pulled.local_manifest()
     report = await anyio.to_thread.run_sync(
-        lambda: verify_path(dest, level, manifest=roster, against=against, progress=progress, limits=limits)
+        lambda: verify_path(dest, level, manifest=listed, against=against, progress=progress, limits=limits)
     )
     save_verified(ctx, job, pulled, before, report)
-    sealed = sum(f.sealed_at is not None for f in roster.files)
-    claimed = sum(f.seal is not None for f in roster.files) - sealed
+    sealed = sum(f.sealed_at is not None for f in listed.files)
+    claimed = sum(f.seal is not None for f in listed.files) - sealed
     proved, warnings = report.proved, report.warnings
     if sealed:
-        proved += (f"{sealed:,} of {len(roster.files):,} files were sealed on the machine right after they were saved",)
+        proved += (f"{sealed:,} of {len(listed.files):,} files were sealed on the machine right after they were saved",)
     if claimed:
         not_ours = (
-            f"{claimed:,} files have a seal on the machine that our sealer can't be shown to have made (the job can "
-            "write such lines too): each counts as not sealed"
+            f"{claimed:,} files have a seal on the machine that is not confirmed as gpuwarden's (the job can write "
+            "such lines too): each counts as not sealed"
         )
         warnings += (not_ours,)
     return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})
@@ -155,7 +155,7 @@ async def verify_file(
 ) -> Report:
     """Verify any checkpoint file or folder of this machine. Nothing is recorded.
 
-    `manifest` is what a pull recorded of its files, `under` the path's place among them.
+    `manifest` is the manifest that a pull recorded for its files, `under` the path relative to the pulled folder.
     """
     work = partial(
         verify_path,

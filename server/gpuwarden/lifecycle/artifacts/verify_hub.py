@@ -1,8 +1,7 @@
-"""Prove a checkpoint on the Hub.
+"""Verify a checkpoint on the Hub.
 
-At level `structure` nothing is downloaded but headers: names, sizes and digests are what the Hub lists, and the
-headers come by range requests. Every deeper level downloads the files into huggingface_hub's cache and verifies them
-there, against the digests that the Hub lists.
+Level `structure` downloads only headers, by range requests; names, sizes and digests are those that the Hub lists.
+Every deeper level downloads the files into huggingface_hub's cache and verifies them there, against the listed digests.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from gpuwarden.lifecycle.context import Context
 HEADER_S = 300.0
 HEADER_BYTES = 1 << 30
 MOST_UNASKED = 50 << 30
-"""Bytes that are downloaded for a caller whose looks are bounded."""
-_THREADS = 8  # a request is mostly waiting
+"""Largest download in bytes for a caller with a budget."""
+_THREADS = 8  # a request mostly waits for the network
 _ROOM = 1 << 30
 _T = TypeVar("_T")
 
@@ -48,7 +47,10 @@ async def verify_hub(
     budget: Budget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Verify a repo, a folder or a file of it. Levels beyond `structure` download it."""
+    """Verify a repo, or a folder or file in it. Levels beyond `structure` download it.
+
+    Raises Refused if `budget` is given and the download is larger than `MOST_UNASKED`.
+    """
     config, listing = await _list(ctx, address)
     if level is Level.STRUCTURE:
         if isinstance(against, Path):
@@ -58,19 +60,19 @@ async def verify_hub(
         made = report(found, level, address, against)
         known = sum(f.sha256 is not None for f in listing.files.values())
         unread = (
-            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, which only a download "
-            f"can compare; level content downloads {listing.bytes:,} bytes"
+            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, and comparing it needs "
+            f"a download; level content downloads {listing.bytes:,} bytes"
         )
         proved = made.proved
         if made.verdict is Verdict.PROVEN:
-            proved += (f"the repo at commit {listing.commit[:12]} lists sizes that fit its storage",)
+            proved += (f"the repo at commit {listing.commit[:12]} lists sizes that match its storage",)
         return made.model_copy(update={"not_checked": (unread, *made.not_checked[1:]), "proved": proved})
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
             f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
             (
                 do(Action.VERIFY, path=address, level="structure"),
-                f"To go as deep as {level}, a person verifies it on a terminal, which has no size limit.",
+                f"For level {level}, verify it on a terminal, which has no size limit.",
             ),
         )
     folder = await _thread(partial(_downloaded, listing, config))
@@ -82,7 +84,7 @@ async def verify_hub(
 
 
 async def look_hub(ctx: Context, address: str) -> Findings:
-    """Return the structure of a checkpoint on the Hub, to compare another one with."""
+    """Return the structure of a checkpoint on the Hub, to compare another checkpoint with it."""
     config, listing = await _list(ctx, address)
     return await _thread(partial(_headers, listing, config, None))
 
@@ -98,7 +100,7 @@ async def _thread(work: Callable[[], _T]) -> _T:
 
 
 def _inside(listing: Listing) -> dict[str, HubFile]:
-    """Return the files under their names below the address; a file's own address keeps its last name."""
+    """Return the files by their paths below the address; if the address is a file, by its name."""
     base = listing.address.path
     cut = len(base) + 1 if base and base not in listing.files else base.rfind("/") + 1
     return {path[cut:]: file for path, file in listing.files.items()}
@@ -110,7 +112,7 @@ def _expected(listing: Listing) -> dict[str, Expected]:
 
 
 def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None] | None) -> Findings:
-    """Look at everything through range requests."""
+    """Examine all files through range requests."""
     alone = listing.address.path in listing.files
     root = Path("hf:") / listing.address.repo / ("" if alone else listing.address.path)
     paths = dict(zip(_inside(listing), listing.files, strict=True))
@@ -128,7 +130,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
 
 
 def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
-    """Return the folders of a repo, as a walk over a disk would give them."""
+    """Return the folders of a repo in the form of a walk over a disk."""
     top = Folder(root, "")
     folders = {"": top}
     for path, file in sorted(files.items()):
@@ -143,7 +145,7 @@ def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
 
 
 def _downloaded(listing: Listing, config: HubConfig) -> Path:
-    """Return the files on this disk. Raises DiskError where they have no room, Unreachable where the Hub breaks off."""
+    """Download the files and return their folder. Raises DiskError if they do not fit, Unreachable if that fails."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE)
@@ -152,25 +154,25 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
     if free < listing.bytes + _ROOM:
         raise DiskError(
             f"{listing.address.repo} has {listing.bytes:,} bytes; {nearest} has {free:,} free",
-            "Set HF_HOME to a disk with room, or ask for level structure, which downloads headers only.",
+            "Set HF_HOME to a disk with enough space, or use level structure, which downloads only headers.",
         )
     try:
         return download(listing, config)
     except Exception as error:  # huggingface_hub lets errors of several HTTP and file libraries through
         raise Unreachable(
             f"{listing.address.repo} could not be downloaded: {type(error).__name__}: {line(error, 160)}",
-            "Try again: what arrived is kept.",
+            "Try again: the download continues where it stopped.",
         ) from error
 
 
 def _complete(listing: Listing, made: Report, address: str) -> Report:
-    """Return the report under the repo's name; a file that the Hub lists and that is not here refutes it."""
+    """Return the report under the repo's name; a listed file that the download lacks refutes it."""
     here = {f.path for f in made.files}
     gone = [name for name in _inside(listing) if name not in here]
     bare = [name for name, f in _inside(listing).items() if f.sha256 is None]
     update: dict[str, object] = {"path": address}
     if gone and made.verdict is not Verdict.UNKNOWN:
-        said = f"{len(gone):,} files that the Hub lists were not found after the download, such as {line(gone[0], 80)}"
+        said = f"{len(gone):,} files that the Hub lists are missing after the download, such as {line(gone[0], 80)}"
         causes = gravest_first((*made.causes, Cause.DAMAGE))
         update |= {"verdict": Verdict.REFUTED, "problems": (*made.problems, said), "causes": causes}
     else:

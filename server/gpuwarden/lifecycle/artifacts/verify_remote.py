@@ -1,7 +1,7 @@
-"""Look at a job's outputs on the machine that wrote them, so that a hundred gigabytes need not travel to be checked.
+"""Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
 
-What comes back is that machine's word. It tells whether the files there are whole; it is no copy outside of what the
-machine's end would destroy, and the teardown gate does not read it.
+The result is a claim of that machine. It shows whether the files there are whole, but does not replace a copy that
+survives the machine's end, so the teardown gate does not use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 LOOK_S = 3600.0
 _MOST = 2_000
-CLAIM = "a copy: the machine looked at its own files, which is a claim, and nothing was pulled"
+CLAIM = "a copy: the machine examined its own files, which is only a claim, and nothing was pulled"
 
 
 class _Foreign(BaseModel):
@@ -52,7 +52,7 @@ class _File(_Said):
     unread: bool = False
 
     def entry(self, path: str) -> Entry:
-        """Return the file as an entry of the findings, with every foreign line bounded."""
+        """Return the file as an entry of the findings, with every line from the machine bounded."""
         return Entry(
             path,
             line(self.format, 100),
@@ -75,7 +75,7 @@ class _Folder(_Said):
     resume: list[str] = Field(default=[], max_length=10)
 
     def judgement(self, path: str) -> Judgement:
-        """Return the folder as a judgement of the findings, with every foreign line bounded."""
+        """Return the folder as a judgement of the findings, with every line from the machine bounded."""
         return Judgement(
             line(self.layout, 100),
             path,
@@ -110,14 +110,14 @@ class _Found(_Foreign):
 async def verify_there(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
-    """Examine a job's files on its machine. The report is recorded as a claim. `against` is a path there, as outputs
-    are: relative to the working folder, or absolute.
+    """Examine a job's files on its machine, and record the report as a claim.
 
-    Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported where a backend can't.
+    `against` is a path on the machine, in the form of outputs: relative to the working folder, or absolute.
+    Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported if the backend can't do it.
     """
     if against is not None and against.startswith(SCHEME):
         raise BadRequest(
-            f"the instance compares with its own files, not with {against[:120]!r}",
+            f"the instance compares only with its own files, not with {against[:120]!r}",
             "Name a path there, or pull the outputs and compare here.",
         )
     try:
@@ -144,9 +144,9 @@ async def verify_there(
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
-    """Return the machine's findings as ours, strictly read and under the names of the outputs.
+    """Validate the machine's findings, and return them under the names of the outputs.
 
-    With them come the comparisons of the outputs that contain a model, merged into one.
+    The second value merges the comparisons of the outputs that contain a model.
     """
     found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
     for output, raw in answer.items():
@@ -154,7 +154,7 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compar
             said = _Found.model_validate(dict(raw))
         except ValidationError as error:
             raise BadReply(
-                f"the machine's findings make no sense at {error.errors()[0]['loc']}", "Pull, then verify here."
+                f"the machine's findings are invalid at {error.errors()[0]['loc']}", "Pull, then verify here."
             ) from error
         if said.error:
             found.doubts.append(f"{output}: {line(said.error, 200)}")
@@ -172,7 +172,7 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compar
         for name, texts in said.compared or ():
             getattr(merged, name).extend(_lines(texts))
     if not compared:
-        merged.doubts.append("there are no tensors to compare in it")
+        merged.doubts.append("it has no tensors to compare")
     return found, merged
 
 

@@ -1,7 +1,7 @@
-"""Move a job on as far as it goes now. Any process may do so; what a crash left open, the next call finishes.
+"""Advance a job as far as possible now. Any process may do so; after a crash, the next call finishes the open step.
 
-Every step writes its intent, commits, makes its call, and writes the outcome. When an intent has no outcome the step
-looks for what it may have done before it does it again.
+Every step records its intent, commits, makes its call, and records the outcome. If an intent has no outcome, the step
+first searches for the effect of the earlier call, and repeats the call only if it finds none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_STEPS: Final = 8
 
 
 async def advance(ctx: Context, job_id: str) -> JobRecord:
-    """Take the steps that can be taken now, and return where the job is."""
+    """Take the steps that are possible now, and return the job."""
     read_job(ctx.ledger, job_id)
     async with ctx.lock(job_id):
         return await advance_locked(ctx, job_id)
 
 
 async def advance_locked(ctx: Context, job_id: str) -> JobRecord:
-    """Do the same for a caller that has the job's lock. A long step is started only while others can wait."""
+    """Advance a job whose lock the caller holds. No step starts that could exceed the patience of waiting callers."""
     begun = anyio.current_time()
     for _ in range(MAX_STEPS):
         job = read_job(ctx.ledger, job_id)

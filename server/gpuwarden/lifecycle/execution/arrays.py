@@ -1,8 +1,8 @@
 """Send jobs to their engine as one array, once, and record each of them as submitted.
 
-The jobs were accepted, and their submission announced, in one transaction with the intent of the array. From then on
-any process that moves one of them on sends the whole array, under its lock: what a crash or a lost reply left open is
-sent again, and the backend finds what it has. Of a fan-out that was ended meanwhile, only what the engine has is found.
+The jobs were accepted, and their submission announced, in one transaction with the intent of the array. Any process
+that advances one of them sends the whole array, under its lock. After a crash or a lost reply the array is sent again,
+and the backend finds the jobs that it already has. If the fan-out was ended meanwhile, only those jobs are recorded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, recalled
 
 
 async def send_array(ctx: Context, token: str) -> bool:
-    """Send what is left of an array. Return whether its jobs moved on. Raises NotFound for a missing secret.
+    """Send the unsent jobs of an array. Return whether they changed their state. Raises NotFound for a missing secret.
 
-    A job that is to be canceled goes along where it may have been sent before: then it can be stopped. Where the
-    fan-out was ended, nothing goes out before the engine has answered for every job.
+    A job that is to be canceled is included if it may have been sent before, so that it can be stopped. If the fan-out
+    was ended, no job is sent before the engine has answered for every job.
     """
     intent = ctx.ledger.used(ArrayIntent, token)
     assert intent is not None, token
@@ -53,7 +53,7 @@ async def send_array(ctx: Context, token: str) -> bool:
                 tasks = [await order_of(ctx, job, secrets[job.id], 1) for job in jobs]
                 handles = await backend.submit_array(tasks, first.place, token, at_once=intent.data.at_once)
         except (*MAYBE_DONE, TimeoutError):
-            return False  # it may have been sent: the next call finds that out
+            return False  # it may have been sent; the next call asks the backend
         except WardenError as refusal:
             with ctx.ledger.transaction():
                 for job in jobs:
@@ -67,7 +67,7 @@ async def send_array(ctx: Context, token: str) -> bool:
 
 
 async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
-    """Return what the backend has of a job whose launch was announced."""
+    """Return the backend's handle of a job whose launch was announced; Known(None) if it has none."""
     assert job.place is not None
     try:
         return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)

@@ -1,8 +1,8 @@
-"""First contact with a machine behind SSH: whose key it shows, then whether it is fit for a job.
+"""Contact a machine over SSH for the first time: pin its host key, then probe whether it is fit for a job.
 
-The key is written down before anything is sent, into the story of the lease or of the user's own machine, and is the
-only one accepted from then on. A rented machine is looked over once. One that is not fit fails the job and stays
-rented: its end is a person's decision. The user's own is looked over by the submit gate.
+The key is recorded, for the lease or for the user's machine, before any other data is sent, and is the only one
+accepted from then on. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented:
+the user decides about its end. The user's machine is probed by the submit gate.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
 
 
 class NoContact(Exception):
-    """The machine can't be talked to yet. The message says why."""
+    """The machine can't be contacted yet. The message is the reason."""
 
 
 class Unfit(Refused):
-    """The machine was looked over, and no job should run there."""
+    """The probe found the machine unfit for jobs."""
 
 
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
-    """Return the place with its host key pinned, once the machine was found fit. Repeats only what was not finished.
+    """Return the place with its host key pinned, after the machine was found fit. A repeated call skips finished steps.
 
-    Raises NoContact while nobody lets us in, Unfit with the findings.
+    Raises NoContact while the machine can't be reached, Unfit with the findings.
     """
     backend = ctx.backend(ctx.profile(lease.platform).backend)
     if not isinstance(backend, Keyed):
@@ -62,16 +62,16 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
 
 
 def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
-    """Return the provider's place with the host key that the machine showed at first contact."""
+    """Return the provider's place with the host key from the first contact."""
     trusted = ctx.ledger.last(f"lease/{lease_id}", HostTrusted)
     return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
-async def greet_own(ctx: Context, place: Place) -> Place:
-    """Return the user's machine with its host key pinned: that of known_hosts, else that of first contact.
+async def pin_host_key(ctx: Context, place: Place) -> Place:
+    """Return the user's machine with its host key pinned: the key in known_hosts, else that of the first contact.
 
-    A place without a host is this machine, which shows none. Raises HostKeyChanged where it shows another, and whatever
-    else keeps us out.
+    A place without a host is this machine, which has no host key. Raises HostKeyChanged for another key, and the
+    backend's errors if the machine can't be reached.
     """
     backend = ctx.backend(ctx.profile(place.platform).backend)
     if not isinstance(backend, Keyed) or place.host is None:
@@ -82,7 +82,7 @@ async def greet_own(ctx: Context, place: Place) -> Place:
         if trusted is not None and key.first_contact:
             changed = HostKeyChanged(str(place.host), trusted.data.fingerprint, key.fingerprint)
             changed.next_steps = steps(
-                "Another machine has that address, or somebody is in between. If you reinstalled the machine, compare "
+                "Another machine has that address or intercepts the connection. If you reinstalled yours, compare "
                 f"the fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
             )
             raise changed
@@ -90,10 +90,10 @@ async def greet_own(ctx: Context, place: Place) -> Place:
     return place.model_copy(update={"host_key": key.line})
 
 
-async def look_over_own(ctx: Context, place: Place) -> list[Finding]:
-    """Check a machine of the user's own for the submit gate. Its key comes first: a different key gets nothing."""
+async def probe_host(ctx: Context, place: Place) -> list[Finding]:
+    """Probe the user's machine for the submit gate, after its host key is pinned. Raises HostKeyChanged."""
     met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
-    pinned = await greet_own(ctx, place)
+    pinned = await pin_host_key(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)
 
 
@@ -104,5 +104,5 @@ def _contact(place: Place, key: HostKey) -> HostTrusted:
         fingerprint=key.fingerprint,
         host=place.host,
         port=place.port,
-        why=f"first contact: its host key {key.fingerprint} is {how}; no other will be accepted",
+        why=f"first contact: its host key {key.fingerprint} is {how}; no other key will be accepted",
     )

@@ -1,4 +1,4 @@
-"""Prepare what a backend gets with a job: its secrets, its inputs, and the limits of this attempt."""
+"""Prepare a job for its backend: its secrets, its inputs, and the limits of this attempt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpuwarden.lifecycle.records import JobRecord
 
 
 def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
-    """Return the secrets that go to a job. Raises NotFound for one that has no value here.
+    """Return the secrets for a job. Raises NotFound for one without a value in this process.
 
-    `seals`: gpuwarden's sealer runs beside the job, and takes its key out of them for itself.
+    `seals`: gpuwarden's sealer runs beside the job, and removes its key from them.
     """
     store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
@@ -26,20 +26,20 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
-    if store:  # the runner takes these out again: they are the uploader's, not the job's
+    if store:  # the runner removes these: they are for the uploader, not for the job
         secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
     names = (*job.spec.secrets, *(store.credentials if store else ()))
     ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
     if seals:
-        from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key  # looks at jobs need no sealing
+        from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key  # lazy: status calls need no sealing
 
         secrets[SEAL_KEY] = job_key(ctx, job.id)
     return secrets | report_secrets(ctx, job, runner=seals)
 
 
 async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
-    """Return an attempt of a job as a backend takes it, with the local files that go along."""
-    from gpuwarden.lifecycle.submission.input_store import staged  # looks at jobs need no inputs
+    """Return an attempt of a job in the form for a backend, with its local input files."""
+    from gpuwarden.lifecycle.submission.input_store import staged  # lazy: status calls need no inputs
 
     inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
     inputs |= await anyio.to_thread.run_sync(resumed_from, ctx, job)

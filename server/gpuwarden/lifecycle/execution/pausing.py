@@ -1,7 +1,7 @@
-"""A paused job: its process saved and ended on request, and is launched again in the same folder on request.
+"""Resume a paused job: its process saved and ended on request, and is launched again in the same folder on request.
 
-A pause uses up no restart. Whoever may submit may pause and resume; what a resume may cost stays inside what a person
-approved for the job, or inside the caps. Its machine bills on meanwhile, until a person approves its stop.
+A pause does not count as a restart. Every user who may submit may pause and resume; the cost of a resume stays within
+the approved amount of the job, or within the caps. The machine keeps billing until the user approves its stop.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gpuwarden.lifecycle.leases.parking import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0
-"""Seconds before a machine that did not start is asked again, twice as many each time."""
+"""Seconds before the first retry for a machine that did not start; doubles each time."""
 LONGEST_START_S: Final = 300.0
 
 
 async def paused(ctx: Context, job: JobRecord) -> bool:
-    """Wait for a request to resume, and launch the job again in its folder, where its checkpoint is."""
+    """Wait for a request to resume, then launch the job again in the folder with its checkpoint."""
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED))
     if over_cap(ctx, job):
@@ -70,7 +70,7 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
-    """Take what a person allowed for a machine that the platform took; end a job whose machine was ended here."""
+    """Relaunch a job whose machine the platform took, if the user allowed that; end any other job without a machine."""
     if may_relaunch(ctx, job.id) and taken(ctx, job):
         return job.resume_requested and await relaunch(ctx, job)
     if ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None:
@@ -79,12 +79,12 @@ async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instance) -> bool:
-    """Return whether a machine runs. Start it where it does not; it is looked at again at the next call."""
+    """Return whether a machine runs. If it does not, request its start; the next call polls it again."""
     if machine.state is InstanceState.INTERRUPTED:
         await restart(ctx, lease, machine)
     if machine.state is InstanceState.STOPPED and lease.state is not Lease.STOPPING and _start_due(ctx, job, lease):
-        allowed_attempt(ctx, job)  # raises where a start would cost more than it may
-        ctx.ledger.add(lease.subject, ResumeIntent(why="its paused job goes on"))
+        allowed_attempt(ctx, job)  # raises Refused if a start would cost too much
+        ctx.ledger.add(lease.subject, ResumeIntent(why="its paused job resumes"))
         try:
             started = await Bound(ctx, lease).start(machine.id)
             refused = started.why if isinstance(started, Unknown) else ""
@@ -96,7 +96,7 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
 
 
 def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Return whether a machine may be asked to start: at once, then less and less often."""
+    """Return whether a start may be requested now: at once, then after growing waits."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
     wait_s = min(START_AGAIN_S * 2.0 ** min(len(tries) - 1, 16), LONGEST_START_S)
@@ -104,7 +104,7 @@ def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
 
 
 def stop_keeps(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a stop of a job's machine ends its meter and keeps what the job resumes from."""
+    """Return whether a stop of a job's machine ends its billing and keeps the files that the job resumes from."""
     profile = ctx.profile(job.spec.platform)
     sold = profile.verbs.stop is not None and "stop" in profile.meter.stops_on
     return sold and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))

@@ -1,8 +1,7 @@
-"""A machine that bills more than the price that was checked: nothing is launched on it above what a person allowed.
+"""Handle a machine whose price is above the checked one: the job is launched only within the caps or after approval.
 
-Some platforms report the true price only with the machine. It is held against the caps again before anything is sent
-there. Above them the job waits for a person, and the machine, which never ran a job, is given back when
-nobody says yes in time.
+Some platforms report the true price only with the machine. It is compared with the caps before the launch. If it is
+above them, the job waits for approval; without approval in time, the machine, which never ran a job, is given back.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from gpuwarden.lifecycle.leases.budgets import over_caps, spending_approved
 from gpuwarden.lifecycle.records import JobRecord
 
 ROUNDING: Final = 1.01
-"""A price may be this much above the one that was checked: platforms round theirs, each in its way."""
+"""Factor by which a price may exceed the checked one, because platforms round their prices differently."""
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Return whether a job may be launched at its machine's price. `no`: nobody answered in time."""
+    """Return whether a job may be launched at its machine's price. `no`: it was not approved in time."""
     price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -35,7 +34,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
         if not question:
             ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
             return "yes"
-        # `approve` knows this ticket. It fits no submission, so it can't rent a second machine.
+        # `approve` accepts this ticket. It matches no submission, so it can't rent a second machine.
         ticket, spec = f"r{random.token_hex(8)}", job.spec
         expires = ctx.clock.now() + ctx.profile(spec.platform).limits.boot_timeout_s
         issued = ReceiptIssued(
@@ -54,14 +53,14 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
             ctx.ledger.add(job.subject, PriceAsk(ticket=ticket, price=price, expires_at=expires, why=question))
         return "ask"
     if spending_approved(ctx, asked.data.ticket):
-        ctx.ledger.add(job.subject, PriceAccepted(price=price, why="a person approved it"))
+        ctx.ledger.add(job.subject, PriceAccepted(price=price, why="the user approved it"))
         return "yes"
     return "ask" if ctx.clock.now() <= asked.data.expires_at else "no"
 
 
 @dataclass(frozen=True)
 class PriceQuestion:
-    """A question to a person about the price of a job's machine, and the steps that answer it."""
+    """A question to the user about the price of a job's machine, and the steps that answer it."""
 
     text: str
     next_steps: tuple[NextStep, ...]
@@ -69,12 +68,12 @@ class PriceQuestion:
 
 
 def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
-    """Return the question about a job's machine that a person has not answered; None when nothing is open."""
+    """Return the open question about the price of a job's machine; None if no question is open."""
     asked = ctx.ledger.last(job.subject, PriceAsk)
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.data.ticket):
         return None
     text = (
-        f"{asked.data.why}. Nothing is launched, and the machine bills. Without an approval it is given back when "
+        f"{asked.data.why}. The job is not launched, and the machine bills. Without approval it is given back when "
         "the boot limit is over."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
@@ -82,7 +81,7 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
 
 
 def allowed_price(ctx: Context, job: JobRecord) -> float | None:
-    """Return the price that was checked, or a higher one that was settled since; None: it was unknown."""
+    """Return the checked price per hour, or a higher one that was accepted since; None if it is unknown."""
     settled = ctx.ledger.last(job.subject, PriceAccepted)
     return settled.data.price if settled else job.price
 
@@ -92,12 +91,12 @@ def _said(price: float, allowed: float) -> str:
 
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
-    """Return why a person has to be asked; empty when the job stays inside the caps without a raise."""
+    """Return why the user must approve the price; empty if the job stays within the caps."""
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
     if issued is not None and issued.data.ask:
-        return f"{_said(price, allowed)}, which a person approved"
+        return f"{_said(price, allowed)}, which the user approved"
     if job.worst_cost is None or job.price is None:
-        return f"{_said(price, allowed)}, and what the job may cost at most is unknown"
+        return f"{_said(price, allowed)}, and the job's maximum cost is unknown"
     over = over_caps(ctx, job.spec, job.worst_cost * price / job.price, job.person, of=(job.id,))
     return f"{_said(price, allowed)}: {over}" if over else ""

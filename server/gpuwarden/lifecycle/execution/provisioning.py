@@ -1,7 +1,7 @@
-"""From an accepted job to a machine that can be used, and back again where none comes up.
+"""Advance an accepted job to a usable machine, or give the machine back if it does not come up.
 
-Every step writes its intent, commits, makes its call, and writes the outcome. A lost reply is looked for by its token.
-A step returns whether the job moved on, so that the next step can follow.
+Every step records its intent, commits, makes its call, and records the outcome. After a lost reply, the instance is
+searched for by its token. A step returns whether the job changed its state, so that the next step can follow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpuwarden.ledger.events import (
     StartRefused,
 )
 from gpuwarden.lifecycle.context import STEP_S, Context
-from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, greet_own
+from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, pin_host_key
 from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.accounts import Bound, account_in_use
@@ -51,28 +51,28 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
-"""Seconds before a platform that had no machine for an interrupted job is asked again, twice as many each time."""
+"""Seconds before the first retry at a platform that had no machine for an interrupted job; doubles each time."""
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
-"""Seconds before a platform that takes no more orders now is asked again: the first wait doubles up to the most."""
+"""Seconds before a retry at a platform that rate-limits orders: the first wait, and the maximum as it doubles."""
 FETCH_S: Final = 3600
-"""How long a machine is wanted after its job's time is over, so that a person can fetch what is there.
+"""Seconds that a machine is kept after its job's time limit, so that the user can pull its outputs.
 
-Every grace that a person decided on passes before.
+They begin after every grace period that the user set.
 """
 
 
 async def accepted(ctx: Context, job: JobRecord) -> bool:
-    """Begin: rent a machine, or contact the user's own."""
+    """Start an accepted job: rent a machine, or contact the user's machine."""
     if job.cancel_requested or recalled(ctx.ledger, job.id):
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
     if ctx.profile(job.spec.platform).meter.metered:
         return not _in_hurry(ctx, job) and await rent(ctx, job)
     try:
         with anyio.fail_after(STEP_S):
-            place = await greet_own(ctx, ctx.owned_place(job.spec.platform))
+            place = await pin_host_key(ctx, ctx.owned_place(job.spec.platform))
     except (*MAYBE_DONE, TimeoutError):
-        return False  # it does not answer now; the job waits
+        return False  # the machine does not answer; the job waits
     except WardenError as refusal:
         failed = JobFailed(code=refusal.code, following=tuple(s.as_dict() for s in refusal.next_steps))
         return move(ctx, job, failed, because(Code.REFUSED_HOST, message=refusal.message))
@@ -80,15 +80,15 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
 
 
 def _in_hurry(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's platform just refused another job's order as one too many, in this walk over all jobs."""
+    """Return whether the job's platform has rate-limited another job's order in this pass over all jobs."""
     walk = shared_answers(ctx)
     return walk is not None and job.spec.platform in walk.hurried
 
 
 async def rent(ctx: Context, job: JobRecord) -> bool:
-    """Write that an instance will be rented, and under which account, then rent it.
+    """Record the intent to rent an instance and the account, then rent it.
 
-    The platform may have been forbidden since the job was accepted.
+    The job fails if the policy has forbidden the platform since the job was accepted.
     """
     platform = job.spec.platform
     if not ctx.policy.allows(platform):
@@ -104,7 +104,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
-    # At most the checked price, and no longer than needed. No cap goes to a platform that reports no price.
+    # At most the checked price, and no longer than needed. A platform without a price gets no cap.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
     limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
@@ -112,7 +112,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
 
 
 def wanted(spec: JobSpec) -> Resources:
-    """Return the machine that a job asks for."""
+    """Return the machine that a job requests."""
     return Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -124,20 +124,20 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 def patience_s(ctx: Context, job_id: str) -> int:
-    """Return the longest time that a person let pass between a job's end and that of its machine."""
+    """Return the longest time in seconds that the user allowed between the job's end and its machine's."""
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
-    """Send the create request and record its outcome; an answer that names no machine of ours counts as lost.
+    """Send the create request and record its outcome; an answer with a machine of another lease counts as lost.
 
-    A platform that refuses a request may have carried it out, and its list may be older than that. So the job keeps
-    waiting for its machine, which counts as billing, until a second look `settle_s` later: a machine that is found is
-    taken as if the request had succeeded, and otherwise the job fails with the refusal. The same work submitted
-    elsewhere meanwhile is a question to a person (`spending_question`). A refusal before anything was ordered, such
-    as that of a search without a result, is certain: the job fails at once, and the caller can go elsewhere.
+    A platform may refuse a request and still carry it out, and its list may be outdated. So the job keeps waiting for
+    its machine, which counts as billing, until a second poll `settle_s` later: if a machine is found, it is adopted as
+    if the request had succeeded; otherwise the job fails with the refusal. If the same work is submitted elsewhere
+    meanwhile, the user must approve it (`spending_question`). A refusal before anything was ordered, such as an empty
+    search result, is certain: the job fails at once, and the caller can submit it elsewhere.
     """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
@@ -168,24 +168,24 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
 
 
 def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Fail a job whose request was refused, or go on with its next choice where it was refused for want of capacity.
+    """Fail a job whose request was refused, or advance it to its next choice if the platform had no capacity.
 
-    One that was refused for its hurry, or got lost, is asked again.
+    A request that was rate-limited or lost is repeated.
     """
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
     if doubted is None or doubted.data.code == RateLimited.code or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
-        return False  # many machines were taken at once: one may be free later
+        return False  # many machines were interrupted at once: one may be free later
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Record that a job goes on with the next of its choices; its request there is the next step.
+    """Record that a job continues with its next choice; the next step sends the request there.
 
-    The lease of the request that is given up is known to have rented nothing, or the job would wait for it.
+    The lease of the abandoned request is confirmed to have rented nothing; otherwise the job would wait for it.
     """
     following = job.choices[job.choice + 1]
     given_up = JobMovedOn(
@@ -205,7 +205,7 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
-    """Return another lease of exactly this machine: no two jobs are given one, or the end of one ends both."""
+    """Return another lease of this machine, if any: two jobs must not share one, or the end of one ends both."""
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
             name != lease.id
@@ -217,7 +217,7 @@ def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
 
 
 async def provisioning(ctx: Context, job: JobRecord) -> bool:
-    """Wait for the machine that was rented; find it first, where the answer was lost."""
+    """Wait for the rented machine; if the answer to the request was lost, find the machine first."""
     assert job.lease is not None
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
@@ -249,8 +249,8 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
     return await _booting(ctx, job, lease, await look(ctx, lease.id))
 
 
-async def tend(ctx: Context, lease_id: str) -> None:
-    """Find out about an instance whatever became of its job. The caller has the job's lock."""
+async def refresh_lease(ctx: Context, lease_id: str) -> None:
+    """Poll a lease's instance in any state of its job. The caller holds the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
         await look(ctx, lease_id)
@@ -260,12 +260,12 @@ async def tend(ctx: Context, lease_id: str) -> None:
 
 
 async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
-    """Look for an instance that carries our token, after a crash or a lost reply."""
+    """Search for an instance with the lease's token, after a crash or a lost reply."""
     found = await _carrying(ctx, lease)
     if isinstance(found, Unknown):
         return False
     if found.value:
-        with ctx.ledger.transaction():  # once the first is known nobody looks for the others again
+        with ctx.ledger.transaction():  # the search ends with the first, so record all
             ctx.ledger.add(lease.subject, LeaseAdopted(instance=found.value[0]))
             for extra in found.value[1:]:
                 record_extra(ctx, lease, extra)
@@ -274,24 +274,24 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if looked is None:
         settles_at = ctx.clock.now() + settle_s
         ctx.ledger.add(
-            lease.subject, CreateAbsent(why="no instance carries the token; one look", settles_at=settles_at)
+            lease.subject, CreateAbsent(why="no instance has the token; first search", settles_at=settles_at)
         )
         return False
     if ctx.clock.now() - looked.at < settle_s:
         return False
-    ctx.ledger.add(lease.subject, LeaseNone(why="no instance carries the token; two looks"))
+    ctx.ledger.add(lease.subject, LeaseNone(why="no instance has the token; second search"))
     return True
 
 
 async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, ...]]:
-    """Look once for the instances that carry a lease's token, oldest first."""
+    """Search once for the instances with a lease's token. Return them oldest first."""
     try:
         found = await Bound(ctx, lease).find(lease.id)
     except WardenError as error:
         found = Unknown(error.message)
     if isinstance(found, Known):
         ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
-        held = any(_holder(ctx, lease, i) for i in ours)  # then it is neither our machine nor the lack of one
+        held = any(_holder(ctx, lease, i) for i in ours)  # neither found nor proven absent
         found = Unknown("the machine that carries the token belongs to another lease") if held else Known(tuple(ours))
     if isinstance(found, Unknown):
         ctx.unseen[lease.id] = found.why
@@ -301,7 +301,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
 
 
 def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
-    """Keep a second instance with a lease's token in sight: no job uses it, and it bills."""
+    """Record a second instance with a lease's token as another lease: no job uses it, and it bills."""
     n = 1
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
@@ -314,7 +314,7 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
-    """Decide by the state of a rented machine: contact it, wait, start it again, or give it back."""
+    """Act on the state of a rented machine: contact it, wait, restart it, or give it back."""
     if isinstance(answer, Unknown):
         return False
     instance = answer.value
@@ -325,7 +325,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     if instance.state in {InstanceState.RUNNING, InstanceState.BOOTING}:
         settled = price_settled(ctx, job, instance)
         if settled == "no":
-            return await _abandon(ctx, job, lease, "it bills more than was checked and nobody approved that in time")
+            return await _abandon(ctx, job, lease, "its price is above the checked one and was not approved in time")
         if settled == "ask":
             return False
     if instance.state is InstanceState.RUNNING:
@@ -333,7 +333,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
     limit = ctx.profile(lease.platform).limits.boot_timeout_s
     refused = ctx.ledger.last(lease.subject, CreateDoubted)
     if instance.state in {InstanceState.STOPPED, InstanceState.INTERRUPTED} and refused is not None:
-        return await _abandon(ctx, job, lease, f"it was made by a request that was refused ({refused.data.why})")
+        return await _abandon(ctx, job, lease, f"it was created by a refused request ({refused.data.why})")
     if instance.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, "it failed to boot")
     late = {
@@ -348,7 +348,7 @@ async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Ans
 
 
 async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Instance) -> bool:
-    """Connect to a running machine for the first time. An unreachable one is retried until the boot timeout."""
+    """Connect to a running machine for the first time. Retry an unreachable one until the boot timeout."""
     try:
         if instance.place is None:
             raise NoContact("the provider has not reported its address yet")
@@ -374,7 +374,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Give back an instance that never came up. It never ran a job, so nothing can be lost."""
+    """Give back an instance that did not become usable. It ran no job, so no outputs can be lost."""
     why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
@@ -382,7 +382,7 @@ async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -
 
 
 def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
-    """Record once that an instance is given back, and return the recorded reason."""
+    """Record, once, that an instance is given back, and return the recorded reason."""
     intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
         intent = ctx.ledger.add(lease.subject, AbandonIntent(why=why))
@@ -390,14 +390,14 @@ def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
-    """Ask for the end of an abandoned instance, again and again: the request may have been lost."""
+    """Request the end of an abandoned instance at every call: an earlier request may have been lost."""
     subject = f"lease/{lease_id}"
     if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
         await request_end(ctx, lease_id, "terminate")
 
 
 async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Start an interrupted instance again, or bid again for it, at most the price that was checked or approved."""
+    """Restart an interrupted instance, or raise its bid to at most the checked or approved price."""
     try:
         if ctx.profile(lease.platform).spot.auto_resume is not True:
             await Bound(ctx, lease).start(instance.id)

@@ -1,4 +1,4 @@
-"""Suggest the next call for a job whose machine is gone; nothing is rented again automatically."""
+"""Suggest the next call for a job whose machine is gone; no machine is rented again automatically."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Ends that the same work would meet again on another machine."""
+"""Ends that would occur again on another machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
-"""Ends of a process that the end of its machine explains, unless that was asked for here."""
+"""Ends of a process that the end of its machine explains, unless gpuwarden requested that end."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
 def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the exact next call for a job that was interrupted and can't go on where it was; empty for any other."""
+    """Return the exact next call for a job that was interrupted and can't continue there; empty for any other job."""
     lost = job.state in {Job.PREEMPTED, Job.FAILED} or job.reason is Code.ENDED_PAUSED
     if job.lease is None or not lost:
         return ()
@@ -46,10 +46,10 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     if not unrented and (job.handle is None or not lost):
         return ()
     if job.spec.artifact_store and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:
-        return ()  # what its artifact store has is copied and proven first
+        return ()  # the files in its artifact store are copied and verified first
     pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
-        start = "There is no verified copy of what it saved, so the same work starts from the beginning."
+        start = "Its outputs have no verified copy, so the same work starts from the beginning."
         again = do(Action.SUBMIT, ", which asks for the price again", receipt="")
         if pulled is None:
             return steps((NOT_RENTED_AGAIN, start, again))
@@ -70,7 +70,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
-    """Return the copy's path in the working directory, where an input can be named; None elsewhere or when hidden."""
+    """Return the copy's path relative to the working directory, as for an input; None if outside it or hidden."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

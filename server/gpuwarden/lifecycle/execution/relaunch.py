@@ -1,11 +1,11 @@
-"""Rent another machine for a job whose machine was taken for good, and resume there from its proven copy.
+"""Rent another machine for a job whose machine is permanently lost, and resume there from its proven copy.
 
-What an artifact store has is copied here and proven first, by the watch or by whoever pulls it, so that the newest
-proven checkpoint is the one that the next machine gets.
+The files of an artifact store are first copied here and verified, by the watch or by a pull, so that the next machine
+gets the newest proven checkpoint.
 
-Only a person at a terminal allows that, for one job and up to a budget, together with the approval of its spending. The
-next machine costs at most the price that was checked; a cap that is set holds as well. Nothing is relaunched without a
-proven copy: the work would be paid for twice.
+The user allows a relaunch at a terminal, for one job and up to a budget, together with the approval of its spending.
+The next machine costs at most the checked price, and every cap applies. A job without a proven copy is not relaunched,
+because the work would be paid for twice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
 
 KEPT_PATIENCE_S: Final = 3600.0
-"""How long a relaunch waits for an artifact store. Nothing bills meanwhile."""
+"""Seconds that a relaunch waits for an artifact store. No machine bills meanwhile."""
 
 
 @dataclass(frozen=True)
 class Relaunch:
-    """A relaunch that a person allowed: the copy to resume from, what it may cost, and what is left then, in USD."""
+    """A relaunch within the budget: the copy to resume from, its maximum cost and the remaining budget, in USD."""
 
     copy: Pulled
     record: str
@@ -49,7 +49,7 @@ class Relaunch:
 
 
 def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
-    """Return what a job gets with its acceptance: the budget that a person gave at a terminal; None without one."""
+    """Return the relaunch budget that the user approved at a terminal with a receipt; None without one."""
     said = carried(ctx, receipt)
     if said is None or said.relaunch_budget_usd is None:
         return None
@@ -57,19 +57,19 @@ def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
 
 
 def may_relaunch(ctx: Context, job_id: str) -> bool:
-    """Return whether a person gave a job a budget for further machines."""
+    """Return whether the user gave a job a budget for further machines."""
     return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
 
 
 def taken(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job ran on its machine and nobody here asked for that machine's end."""
+    """Return whether a job ran on its machine and gpuwarden sent no verb to that machine."""
     if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
         return False
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
 
 
 def awaits_kept(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job that lost its machine waits for a proven copy of what its artifact store has."""
+    """Return whether a job that lost its machine waits for a proven copy of the files in its artifact store."""
     lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
     if (
         not job.spec.artifact_store
@@ -85,7 +85,7 @@ def awaits_kept(ctx: Context, job: JobRecord) -> bool:
 
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
-    """Return the newest copy of a job that is proven as it is on this disk now, with its record."""
+    """Return the newest copy of a job that is still proven on this disk, with its record."""
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
         pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
@@ -94,20 +94,20 @@ def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
 
 
 def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
-    """Return the relaunch of a job whose machine was taken, or why there is none."""
+    """Return the relaunch of a job whose machine is lost, or why it is not relaunched."""
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
     if allowed is None:
-        return "nobody allowed that"
+        return "the user has not allowed it"
     if not taken(ctx, job):
-        return "its end was asked for"
+        return "the end of its machine was requested"
     worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
     if worst is None or job.price is None:
-        return "what it may cost is unknown"
+        return "its maximum cost is unknown"
     if lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES):
         return "another machine of the job may bill"
     costs = [spent(ctx, name) for name in leases]
     if None in costs:
-        return "what it has cost so far is unknown"
+        return "its cost so far is unknown"
     total = sum(cost or 0.0 for cost in costs)
     first = next((event for event in ctx.ledger.events(job.subject, kind=RelaunchIntent)), None)
     before = job.generation if first is None else first.data.generation  # machines from before the first relaunch
@@ -116,12 +116,12 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     if worst > left:
         return f"the budget has {usd(max(0.0, left))} left, and another run may cost {usd(worst)}"
     caps = caps_on(ctx, job.spec, total + worst, job.person, machine=worst, of=(job.id,))
-    # A cap of zero asks a person, and one has answered.
+    # A cap of zero means that the user is asked, and the user has approved this budget.
     if over := next((cap.broken for cap in caps if 0 < cap.limit < cap.cost), ""):
         return over
     proven = proven_copy(ctx, job)
     if proven is None:
-        return "there is no proven copy to resume from"
+        return "it has no proven copy to resume from"
     copy, record = proven
     if outside := [path for path in copy.places if path.startswith("/")]:
         return f"{outside[0]} is outside of the working folder and can't be put back"
@@ -129,18 +129,19 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
 
 
 def generation_of(lease: str) -> int:
-    """Return which of its job's machines a lease is of, from 1."""
+    """Return the number of a lease's machine among those of its job, from 1."""
     return int("".join(filter(str.isdigit, lease.rpartition("-i")[2].partition("-")[0])) or 0)
 
 
 def resumed_from(ctx: Context, job: JobRecord) -> dict[str, Path]:
-    """Return the files of the proven copy that a relaunched job resumes from, by their path in the working folder."""
+    """Return the files of the proven copy that a relaunched job resumes from, by path in the working folder.
+
+    Raises BadRequest if the copy is not proven any more.
+    """
     intent = ctx.ledger.last(job.subject, RelaunchIntent)
     if intent is None or intent.data.generation >= job.generation:
         return {}
     copy = read_pull(ctx, intent.data.record, intent.data.pull)
     if copy is None or verified_now(ctx, job.id, copy).verdict is not Verdict.PROVEN:
-        raise BadRequest(
-            f"the copy of job {job.id} is not the one that was proven any more", do(Action.VERIFY, job_id=job.id)
-        )
+        raise BadRequest(f"the copy of job {job.id} has changed since it was proven", do(Action.VERIFY, job_id=job.id))
     return {path: Path(place) for path, place in copy.places.items()}

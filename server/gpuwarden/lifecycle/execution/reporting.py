@@ -1,8 +1,8 @@
-"""What a job needs to report its metrics and alerts: its own two keys, and where they are accepted.
+"""Give a job its two keys and the address to report metrics and alerts.
 
-The keys are secrets: they travel with the job's secrets, over stdin to a runner, and are stored nowhere. A job under
-the runner posts to the runner's relay on its own machine, so that it needs no other address; a serverless job posts
-to the server's public address, which the user notes as `server` in `notes.toml`.
+The keys are secrets: they are sent with the job's secrets, over stdin to a runner, and are not stored. A job under the
+runner posts to the runner's relay on its machine, so it needs no other address; a serverless job posts to the server's
+public address, which the user sets as `server` in `notes.toml`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
 REPORT_KEYS: Final = "GPUWARDEN_REPORT_"
-"""What their names begin with on the way to the runner, which takes them out of the secrets."""
+"""Prefix of their names on the way to the runner, which removes them from the secrets."""
 METRICS_PATH: Final = "/api/training/local/metrics"
 ALERTS_PATH: Final = "/api/alerts/trigger"
 
 
 def report_secrets(ctx: Context, job: JobRecord, *, runner: bool) -> dict[str, str]:
-    """Return what is added to a job's secrets for its reports."""
+    """Return the keys and addresses that are added to a job's secrets for its reports."""
     server = ctx.notes.server.rstrip("/") if ctx.notes.server else ""
     token, key = job_token(ctx.home, job.id, "metrics"), job_token(ctx.home, job.id, "alerts")
     if runner:
@@ -28,7 +28,7 @@ def report_secrets(ctx: Context, job: JobRecord, *, runner: bool) -> dict[str, s
         return {REPORT_KEYS + name: value for name, value in given.items()}
     own = {*job.spec.env, *job.spec.secrets}
     if not server or own & {"METRICS_API_URL", "ALERT_API_URL"}:
-        return {}  # no address, or the user's own, which gets none of our keys
+        return {}  # no address, or the user's own one, which must not get gpuwarden's keys
     variables = {
         "JOB_ID": job.id,
         "USER_ID": "local",

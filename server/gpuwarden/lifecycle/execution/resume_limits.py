@@ -1,4 +1,4 @@
-"""Time and money of an attempt that follows a pause: what was approved for its job, or else what the caps leave."""
+"""Limit the time and cost of an attempt after a pause: by the job's approved amount, or else by the caps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
-"""An attempt whose time limit is not used up gets at least this long, so that it can save again."""
+"""Seconds that an attempt gets at least while its time limit is not used up, so that it can save again."""
 WORTH_S: Final = 300.0
-"""An approved amount that buys less time than this is not worth a start."""
+"""Seconds that the approved amount must pay for at least to start an attempt."""
 
 
 class Attempt(NamedTuple):
-    """An attempt that may be launched: its time limit in seconds, and what its job may come to with it, in USD."""
+    """An attempt that may be launched: its time limit in seconds, and the maximum cost of its job with it, in USD."""
 
     timeout_s: int | None
     worst_cost: float | None
@@ -29,11 +29,11 @@ class Attempt(NamedTuple):
 def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     """Return the attempt that may follow a pause.
 
-    What ran before the pauses counts, and so does the money: the attempt ends where the approved amount does. Raises
-    Refused where nothing approved or capped is left for it.
+    Time and cost before the pauses count: the attempt ends when the approved amount is used up. Raises Refused if
+    neither the approved amount nor the caps leave enough for it.
     """
     if not ctx.policy.allows(job.spec.platform):
-        raise _refused(job, "the policy does not allow its platform any more")
+        raise _refused(job, "the policy no longer allows its platform")
     limit = job.spec.timeout_s
     ran = ran_s(ctx, job)
     if limit is not None and ran >= limit:
@@ -64,10 +64,10 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 
 
 def _approved(ctx: Context, job: JobRecord) -> float | None:
-    """Return what a job may cost without a look at the caps, in US dollars; None where these have to be asked.
+    """Return the cost that a job may reach without a check of the caps, in US dollars; None if they must be checked.
 
-    A person's yes lasts. What only fitted into the caps of a day is nobody's yes to the same on another day: many jobs
-    could be put off to one.
+    The user's approval lasts. A cost that was only within the caps of one day is not approved for another day: many
+    jobs could be deferred to the same day.
     """
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
@@ -79,16 +79,16 @@ def _refused(job: JobRecord, why: str) -> Refused:
     return Refused(
         f"job {job.id} is not resumed: {why}",
         (
-            "Its files stay as they are. A person may allow more in the policy.",
+            "Its files are unchanged. Raise the caps in the policy to resume it.",
             do(Action.SUBMIT, "and a script that resumes from its copy, which asks for the price", receipt=""),
         ),
     )
 
 
 def ran_s(ctx: Context, job: JobRecord) -> float:
-    """Return how long the attempts ran that ended in a pause, in seconds, since the last interruption.
+    """Return the duration in seconds of the attempts that ended in a pause since the last interruption.
 
-    Each relaunch after an interruption has the whole time limit, and uses up a restart.
+    Each relaunch after an interruption gets the full time limit and counts as a restart.
     """
     total, begun = 0.0, None
     for event in ctx.ledger.history(job.subject):

@@ -1,6 +1,6 @@
-"""From a machine to a job's end: launch, observe, judge, park at a cap, relaunch after an interruption.
+"""Advance a job from its machine to its end: launch, observe, judge, end at a cap, relaunch after an interruption.
 
-A step returns whether the job moved on, so that the next step can follow.
+A step returns whether the job changed its state, so that the next step can follow.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from gpuwarden.lifecycle.records import JobRecord, read_lease, recalled
 
 CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0
-"""How long a machine that came back may take to show its volumes."""
+"""Seconds that a restarted machine may take to mount its volumes."""
 INTERRUPTION_S: Final = 120.0
-"""Seconds that a platform may take to show that it took back a machine whose processes it has ended."""
+"""Seconds that a platform may take to report an interruption after it has ended the machine's processes."""
 SAVE_GRACE_S: Final = 120.0
-"""What a job that met its cap has after SIGTERM to write a checkpoint; a caller does not wait for all of it."""
+"""Seconds after SIGTERM for a job that reached its cap to write a checkpoint; callers do not wait that long."""
 
 
 OBSERVED: Final[dict[Job, type[JobObserved]]] = {
@@ -67,21 +67,21 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
     Job.FAILED: JobFailed,
     Job.CANCELED: JobCanceled,
 }
-"""The event of each state that an observation can move a job to."""
+"""The event for each job state that an observation can lead to."""
 
 
 async def submitting(ctx: Context, job: JobRecord) -> bool:
-    """Launch the announced attempt, once, however often this is called."""
+    """Launch the announced attempt. Repeated calls launch it once."""
     assert job.place is not None
     announced = ctx.ledger.last(job.subject, JobSubmitting)
     attempt = announced.data.attempt if announced else 1
     if job.array:
         return await send_array(ctx, job.array)
-    # A machine that was rented for a fan-out bills already, and a later attempt is of a job that runs.
+    # A recalled fan-out cancels neither a job with a rented machine, which bills already, nor a later attempt.
     unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
     if job.cancel_requested or unwanted:
         found: Answer[Handle | None] = Known(None)
-        if job.attempt >= attempt:  # it may have been launched
+        if job.attempt >= attempt:  # the attempt may have been launched
             found = await sent_before(ctx, job)
         if isinstance(found, Unknown):
             return False
@@ -122,7 +122,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
-    """Observe the process and the machine under it, and move the job on where both together decide."""
+    """Observe the process and its machine, and change the job's state if both together decide it."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     rests = parked(ctx, job)
@@ -149,16 +149,16 @@ async def running(ctx: Context, job: JobRecord) -> bool:
         return False
     if state is Job.FAILED and _gone(machine):
         if not _lease_ended(ctx, job):
-            return False  # gone is believed on the second look
+            return False  # gone is confirmed by a second poll
         lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
-        state = Job.PREEMPTED if lost else state  # the next step rents another machine, or says why not
+        state = Job.PREEMPTED if lost else state  # the next step rents another machine or fails the job
     return _moved(ctx, job, state, reason, observed)
 
 
 async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
-    """Move a job on whose machine stopped itself: how it ended is on a disk that nobody can read now.
+    """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
-    It must not be launched again.
+    The disk can't be read now, so the artifact store decides how the job ended; without it the state is unknown.
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
@@ -168,43 +168,43 @@ async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
 
 
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
-    """Return why a job is to be ended: that was asked for, it met its cap, or its engine restarts it too often.
+    """Return why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
 
-    `rests`: its machine stopped itself, so that a cap ends nothing.
+    `rests`: its machine stopped itself, so the cap does not apply.
     """
     if job.cancel_requested:
         return because(Code.CANCELED)
     if not rests and over_cap(ctx, job):
         return because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
     times, limit = seen.allocation.restarts if seen and seen.allocation else 0, job.spec.max_restarts
-    if job.lease is not None and times > limit:  # an engine without a limit rents without one
+    if job.lease is not None and times > limit:  # a rented machine's engine may have no restart limit
         return because(Code.MAX_RESTARTS, times=times, limit=limit)
     return None
 
 
 def _remember_machine(ctx: Context, job: JobRecord, machine: str) -> None:
-    """Record which start of its machine a job runs on: a later start proves that the process is dead."""
+    """Record the boot of the machine that a job runs on: a later boot proves that the process is dead."""
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or known.data.machine != machine:
         ctx.ledger.add(job.subject, MachineSeen(machine=machine))
 
 
 def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: Observation | None) -> bool:
-    """Move a job on by what was observed of it."""
+    """Record a job's new state with its observation."""
     seen: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     body = {"why": reason.text, **seen}
-    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can put its secrets into its status file
+    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can write its secrets into its status file
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
 
 
 async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return how a job ended by the last word of its artifact store; None without that."""
+    """Return how a job ended according to its artifact store; None if the store has no final report."""
     if not job.spec.artifact_store:
         return None
     from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
 
     try:
-        with anyio.fail_after(STEP_S):  # the job's lock is taken
+        with anyio.fail_after(STEP_S):  # the job is locked
             kept = await read_kept(ctx, job)
     except (WardenError, TimeoutError):
         return None
@@ -212,7 +212,7 @@ async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
 
 
 def _waited_long(ctx: Context, job: JobRecord) -> bool:
-    """Return whether an attempt's process was seen gone so long ago that an interruption would have been seen."""
+    """Return whether an attempt's process ended so long ago that an interruption would have been reported by now."""
     before = ctx.ledger.last(job.subject, ProcessGone)
     if before is None or before.data.attempt != job.attempt:
         ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
@@ -221,7 +221,7 @@ def _waited_long(ctx: Context, job: JobRecord) -> bool:
 
 
 def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None) -> bool:
-    """Return whether the machine was started again since the attempt was launched, by the platform or by its kernel."""
+    """Return whether the machine restarted since the attempt's launch, according to the platform or its kernel."""
     launched = ctx.ledger.last(job.subject, JobSubmitted)
     if launched is None:
         return False
@@ -237,9 +237,9 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Interpret a machine that answers and has no run folder: the job is dead if it restarted since, seen twice.
+    """Judge a machine that answers and has no run folder: the job failed if the machine restarted, confirmed twice.
 
-    A volume may be attached late, so the second look is `FOLDER_GONE_S` later.
+    A volume may be attached late, so the second observation is at least `FOLDER_GONE_S` later.
     """
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:
@@ -248,14 +248,14 @@ def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Jo
         return Job.UNKNOWN, because(Code.FOLDER_REMOVED)
     before = ctx.ledger.last(job.subject, FolderGone)
     if before is None or before.data.machine != seen.machine or before.seq < known.seq:
-        ctx.ledger.add(job.subject, FolderGone(machine=seen.machine, why=f"{seen.why}; one look"))
+        ctx.ledger.add(job.subject, FolderGone(machine=seen.machine, why=f"{seen.why}; first observation"))
     elif ctx.clock.now() - before.at >= FOLDER_GONE_S:
         return Job.FAILED, because(Code.CAME_BACK_EMPTY)
     return Job.UNKNOWN, because(Code.FOLDER_LATE)
 
 
 async def observe(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return the backend's observation of a job; None where it can't be observed."""
+    """Return the backend's observation of a job; None if it can't be observed."""
     if job.handle is None:
         return None
     ctx.observed.pop(job.id, None)
@@ -280,10 +280,10 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
 def judge(
     job: JobRecord, seen: Observation | None, machine: Answer[Instance | None] | None, restarted: bool
 ) -> tuple[Job, Reason]:
-    """Return a job's next state and why, from the process, the machine under it, and whether that one restarted.
+    """Return a job's next state and its reason, from the process, its machine, and whether the machine restarted.
 
-    A job is PREEMPTED, and so relaunched, only where its machine was seen to be off or to have restarted. A status
-    file that says so is a claim of the machine's, since the job can write it.
+    A job is PREEMPTED, and so relaunched, only if its machine is off or has restarted. A status file that reports an
+    interruption is no proof, because the job can write it.
     """
     instance, off = machine.value if isinstance(machine, Known) else None, _off(machine)
     taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
@@ -292,7 +292,7 @@ def judge(
         return seen.state, own
     vanished, terminated = own.code is Code.VANISHED, own.code is Code.TERMINATED
     if seen is not None and seen.state in {Job.FAILED, Job.PREEMPTED} and not (vanished or terminated):
-        return seen.state, own  # the command's own end, or a platform's word
+        return seen.state, own  # the command's exit, or a report of the platform
     if taken and (vanished or terminated or off):
         return Job.PREEMPTED, taken
     if _gone(machine):
@@ -316,9 +316,9 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None, reason: Reason) -> bool:
-    """End the process of a job that was canceled or met a limit. The machine stays: that is another question.
+    """End the process of a job that was canceled or reached a limit. The machine stays until its teardown.
 
-    No process runs on a machine that is off or gone, which its platform may have ended at its own end date.
+    No process runs on a machine that is off or gone; a platform may end a machine at its end date.
     """
     assert job.handle is not None
     observed = await observe(ctx, job)
@@ -338,9 +338,9 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
 
 
 async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool | None:
-    """End the process of a job that is to be paused, with the time to save.
+    """End the process of a job that is to be paused, with time to save.
 
-    None where something else ended it, or may have: then it is judged as if nobody had asked for a pause.
+    Return None if another cause ended the process or may have: then the job is judged as if no pause was requested.
     """
     assert job.handle is not None
     if _off(machine) or _gone(machine):
@@ -360,7 +360,7 @@ async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] 
 
 
 async def preempted(ctx: Context, job: JobRecord) -> bool:
-    """Relaunch the identical command in the same folder, so that it resumes from its checkpoint."""
+    """Relaunch the same command in the same folder, so that it resumes from its checkpoint."""
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED))
     if over_cap(ctx, job):
@@ -377,7 +377,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
             return False
         if answer.value is None:
             return _lease_ended(ctx, job) and await relaunch(ctx, job)
-        if job.resumed:  # the pause cost money, which no relaunch gives back
+        if job.resumed:  # the pause cost money, which counts against the limits
             try:
                 limit_s = allowed_attempt(ctx, job).timeout_s
             except Refused as dear:
@@ -394,7 +394,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
 
 
 async def relaunch(ctx: Context, job: JobRecord) -> bool:
-    """Rent another machine for a job whose machine was taken for good, where a person allowed that; else fail it."""
+    """Rent another machine for a job whose machine is permanently lost, if the user allowed that; else fail the job."""
     if not may_relaunch(ctx, job.id):
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
     if awaits_kept(ctx, job):

@@ -1,4 +1,4 @@
-"""Read the states that a job's next step depends on, and return the remaining steps."""
+"""Return the remaining steps of a job, from the states that they depend on."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 
 
 def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the steps that remain for a job, the next one first, with how to resume where its machine is gone."""
+    """Return the remaining steps of a job, the next one first, including how to resume if its machine is gone."""
     now = situation(ctx, job)
     if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_kept(ctx, job):
         store = job.spec.artifact_store
-        wait = f"Its machine was taken for good. What {store} has is copied here and proven by the watch, then "
+        wait = f"Its machine is permanently lost. The watch copies the files in {store} here and verifies them, then "
         pull = do(Action.PULL, "to do that now", job_id=job.id)
         return steps((f"{wait}another machine is rented.", pull, do(Action.VERIFY, job_id=job.id)))
     recovery = () if job.state is Job.PREEMPTED else recovery_steps(ctx, job)
@@ -47,13 +47,13 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
-    """Return the remaining steps of the job with that id; none for anything else."""
+    """Return the remaining steps of the job with an id; none if it is not the id of an accepted job."""
     known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
     return following(ctx, read_job(ctx.ledger, what)) if known else ()
 
 
 def situation(ctx: Context, job: JobRecord) -> Situation:
-    """Return everything that a job's next step depends on, as this process knows it. Nothing is queried."""
+    """Return the states that a job's next step depends on, from this process's last answers, without a query."""
     question = price_question(ctx, job)
     now = Situation(
         job_id=job.id,
@@ -97,7 +97,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
 
 
 def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
-    """Return what bills on although every machine of a job is gone, by name."""
+    """Return the names of the storage that is still billed after every machine of a job is gone."""
     leases = [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)]
     rented = [lease for lease in leases if lease.instance_id is not None]
     if not rented or any(believed(ctx, lease.id) != "gone" for lease in rented):
@@ -105,11 +105,11 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
     try:
         return ctx.profile(rented[-1].platform).residue("terminate", requested=job.spec.durable_storage)
     except WardenError:
-        return ("storage of a platform that has no profile any more",)
+        return ("storage of a platform that no longer has a profile",)
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
-    """Return the lease that a job's next step is about: its own machine's, or another one of the job that bills."""
+    """Return the lease for a job's next step: that of its current machine, or another one of the job that bills."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
         return lease_now(ctx, live[0]) if live else None
@@ -136,11 +136,11 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 
 @dataclass(frozen=True)
 class Arranged:
-    """A person's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
+    """The user's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
 
-    `verb` is that of automatic teardown, None without one; `through` and `by` say where the order was set, and who did.
-    `ends_at` is known once its notice was delivered. `objected_at`: the order holds no more. `parks_after_s` is how
-    long after the job's end the machine stops itself, where nobody comes; None where it may not.
+    `verb` is that of automatic teardown, None without one; `through` and `by` are the source and the author of the
+    order. `ends_at` is set once its notice was delivered, `objected_at` once a hold canceled the order. `parks_after_s`
+    is the time in seconds between the job's end and the self-stop; None without self-stop.
     """
 
     verb: Verb | None = None
@@ -154,7 +154,7 @@ class Arranged:
 
 
 def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
-    """Return what was decided about the end of a job's machine; None where a person is asked then."""
+    """Return the decision in advance about the end of a job's machine; None if the user is asked at the end."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
     order = in_force(ctx, ordered.data) if ordered is not None else None

@@ -1,4 +1,4 @@
-"""Parts that all steps of a job share: recording a move, and the errors and the cost cap that decide it."""
+"""Parts that all steps of a job share: recording a change of state, uncertain errors, and the cost cap."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord
 
 MAYBE_DONE = (Unreachable, BadReply)
-"""After these nobody knows whether the call was carried out."""
+"""Errors after which it is unknown whether the call was carried out."""
 
 
 def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:
-    """Record a job's move with its reason, as a code and as a sentence. Return True, so that a step can end with it."""
+    """Record a job's change of state with its reason, as a code and a sentence. Return True, for a step to return."""
     ctx.ledger.add(job.subject, event.because(reason) if reason else event)
     return True
 
 
 def over_cap(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine has cost as much as the job may."""
+    """Return whether the cost of a job's machine has reached the job's cost cap."""
     if job.lease is None or job.spec.max_cost_usd is None:
         return False
     cost = spent(ctx, job.lease)

@@ -1,4 +1,4 @@
-"""Accept a roster against one receipt: its cells are checked, the whole cost is bounded, and then it is launched."""
+"""Accept a plan with one receipt: check its cells, bound the total cost, then launch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported
-from gpuwarden.core.fan_out import QUEUE_START_S, Roster, cell_spec, queue_spec, representatives
+from gpuwarden.core.fan_out import QUEUE_START_S, FanOutPlan, cell_spec, queue_spec, representatives
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import digest
 from gpuwarden.core.plural import counted
@@ -36,124 +36,124 @@ ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, for a fresh one"
 
 
 async def fan_out(
-    ctx: Context, roster: Roster, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
+    ctx: Context, plan: FanOutPlan, *, dry_run: bool = False, receipt: str | None = None, script_file: str = ""
 ) -> FanOutResult:
-    """Check a roster, and launch it when that is allowed: a receipt first, as for a single job.
+    """Check a plan, and launch it if it is allowed: a metered plan needs a receipt first, like a single job.
 
-    Raises Refused with the findings, NotFound or Conflict for a receipt that is not ours, stale or for something
-    else, BadRequest for a roster that can't be bounded.
+    Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
+    BadRequest for a plan whose cost can't be bounded.
     """
     if receipt is not None and dry_run:
         raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
-    roster = roster.model_copy(update={"base": settled(ctx, roster.base)})
-    if not ctx.profile(roster.base.platform).runner:
+    plan = plan.model_copy(update={"base": settled(ctx, plan.base)})
+    if not ctx.profile(plan.base.platform).runner:
         raise NotSupported(
-            f"{roster.base.platform} runs one program in one container, and a fan-out needs our runner for its cells",
-            "Submit each run as a job of its own there, or choose another platform.",
+            f"{plan.base.platform} runs one program in one container, but a fan-out needs gpuwarden's runner",
+            "Submit each run as a separate job there, or choose another platform.",
         )
-    roster = Roster.model_validate(roster.model_dump())
+    plan = FanOutPlan.model_validate(plan.model_dump())
     for fan_id in reversed(fan_out_ids(ctx.ledger)) if not dry_run else ():
         known = read_fan_out(ctx.ledger, fan_id)
-        if known.asked == roster.digest and (
+        if known.asked == plan.digest and (
             known.receipt == receipt or (receipt is None and not standing(ctx, known).over)
         ):  # a repeated call, perhaps after a lost reply
             return replace(await advance_fan_out(ctx, fan_id), adopted=True)
     issued = None if receipt is None else read_receipt(ctx.ledger, receipt).issued
-    if issued is not None and issued.spec_digest != roster.digest:
+    if issued is not None and issued.spec_digest != plan.digest:
         raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
     if issued is not None and ctx.clock.now() > issued.expires_at:
         raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
-    first = roster.cells or chosen(roster, (), {}, 1)
-    tasks = roster.size if roster.search is None and takes_arrays(ctx, roster) else 1
+    first = plan.cells or chosen(plan, (), {}, 1)
+    tasks = plan.size if plan.search is None and takes_arrays(ctx, plan) else 1
     checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT if issued is None else Checks.LAUNCH
-    cells = [cell_spec(roster, cell) for cell in representatives(roster) or first]
+    cells = [cell_spec(plan, cell) for cell in representatives(plan) or first]
     checked = [await check_spec(ctx, cell, tasks=tasks, checks=checks) for cell in cells]
     facts = digest([each.facts.digest for each in checked])
     if issued is None:
-        result = _issue(ctx, roster, checked, facts, script_file)
+        result = _issue(ctx, plan, checked, facts, script_file)
         if dry_run or checked[0].facts.metered:
             return result
         receipt = result.receipt
     elif issued.facts_digest != facts:
-        raise Conflict("what was checked has changed since the receipt", ANOTHER_RECEIPT)
+        raise Conflict("the checked facts have changed since the receipt", ANOTHER_RECEIPT)
     assert receipt is not None
-    return await _accept(ctx, roster, checked, receipt)
+    return await _accept(ctx, plan, checked, receipt)
 
 
 def _issue(
-    ctx: Context, roster: Roster, checked: Sequence[Checked], facts_digest: str, script_file: str
+    ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], facts_digest: str, script_file: str
 ) -> FanOutResult:
-    """Record that the gate let a whole roster pass, and at which cost at most."""
+    """Record that the gate passed a plan, with its highest cost, and return the result."""
     facts, ticket = checked[0].facts, f"r{random.token_hex(8)}"
-    worst = _worst(roster, checked[0])
+    worst = _worst(plan, checked[0])
     if facts.metered and worst is None:
         raise BadRequest(
-            "the price or the time of a cell is unknown, so no budget can be kept; nothing was launched",
-            "Give --timeout, and a platform that names its price.",
+            "the price or the time limit of a cell is unknown, so its cost can't be bounded; nothing was launched",
+            "Give --timeout, and choose a platform with a known price.",
         )
-    ask, expires = _question(ctx, roster, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s
+    ask, expires = _question(ctx, plan, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s
     issued = ReceiptIssued(
-        spec_digest=roster.digest,
+        spec_digest=plan.digest,
         facts_digest=facts_digest,
         price=facts.price,
         expires_at=expires,
         worst_cost=worst,
-        name=roster.base.name,
-        platform=roster.base.platform,
-        timeout_s=roster.base.timeout_s,
+        name=plan.base.name,
+        platform=plan.base.platform,
+        timeout_s=plan.base.timeout_s,
         ask=ask,
         hub=facts.hub.watched if facts.hub else {},
         inputs={file.path: file.sha256 for file in facts.inputs},
-        artifact_store=roster.base.artifact_store,
-        storage=storage_after(ctx, roster.base) if facts.metered else (),
+        artifact_store=plan.base.artifact_store,
+        storage=storage_after(ctx, plan.base) if facts.metered else (),
         storage_usd_per_hour=checked[0].quote.storage_usd_per_hour if checked[0].quote else None,
-        cells=roster.size,
-        machines=roster.max_machines,
-        roster=roster,
+        cells=plan.size,
+        machines=plan.max_machines,
+        plan=plan,
         script_file=script_file,
     )
     ctx.ledger.add(f"receipt/{ticket}", issued)
     findings = {(f.rule, f.message): f for each in checked for f in each.findings}
-    return FanOutResult(roster, tuple(findings.values()), facts.price, worst, ticket, expires, ask)
+    return FanOutResult(plan, tuple(findings.values()), facts.price, worst, ticket, expires, ask)
 
 
-def _question(ctx: Context, roster: Roster, checked: Sequence[Checked], worst: float | None) -> str:
-    """Return why a person has to be asked about a roster; empty when it is inside the caps and runs nothing twice."""
-    asks, configs = [spending_question(ctx, checked[0].facts, worst)], {cell.config for cell in roster.cells}
+def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst: float | None) -> str:
+    """Return why a plan needs the user's approval; empty if it is within the caps and repeats no paid cells."""
+    asks, configs = [spending_question(ctx, checked[0].facts, worst)], {cell.config for cell in plan.cells}
     for known in (read_fan_out(ctx.ledger, fan_id) for fan_id in fan_out_ids(ctx.ledger)):
         again = len(configs & {cell.config for cell in known.cells})
-        paid = again and checked[0].facts.metered and ctx.profile(known.roster.base.platform).meter.metered
-        pretend = known.roster.base.platform.startswith(REHEARSAL) is roster.base.platform.startswith(REHEARSAL)
+        paid = again and checked[0].facts.metered and ctx.profile(known.plan.base.platform).meter.metered
+        pretend = known.plan.base.platform.startswith(REHEARSAL) is plan.base.platform.startswith(REHEARSAL)
         if paid and pretend and not standing(ctx, known).over:
-            cells = f"{counted(again, 'cell')} of {counted(roster.size, 'cell')}"
+            cells = f"{counted(again, 'cell')} of {counted(plan.size, 'cell')}"
             asks.append(f"fan-out {known.id} has {cells} and is not over, so they would be paid for twice")
             break
     return "; ".join(filter(None, asks))
 
 
-def _worst(roster: Roster, checked: Checked) -> float | None:
-    """Return the most that a roster may cost: all of its queues, and no more than its budget. None if unknown."""
-    cost = replace(checked.facts, spec=queue_spec(roster, (), roster.base.name)).worst_cost
-    each = replace(checked.facts, spec=roster.base).worst_cost
-    if cost is None or each is None or roster.base.timeout_s is None:
+def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
+    """Return the highest cost of a plan in US dollars: that of all queues, at most its budget. None if unknown."""
+    cost = replace(checked.facts, spec=queue_spec(plan, (), plan.base.name)).worst_cost
+    each = replace(checked.facts, spec=plan.base).worst_cost
+    if cost is None or each is None or plan.base.timeout_s is None:
         return None
-    machines = min(roster.max_machines, roster.size)
-    whole = (each * roster.size + each / roster.base.timeout_s * QUEUE_START_S * machines) * roster.max_tries
-    return whole if roster.max_cost_usd is None else min(whole, roster.max_cost_usd)
+    machines = min(plan.max_machines, plan.size)
+    whole = (each * plan.size + each / plan.base.timeout_s * QUEUE_START_S * machines) * plan.max_tries
+    return whole if plan.max_cost_usd is None else min(whole, plan.max_cost_usd)
 
 
-async def _accept(ctx: Context, roster: Roster, checked: Sequence[Checked], receipt: str) -> FanOutResult:
-    """Write the roster down, once per receipt, and start it on its way."""
+async def _accept(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], receipt: str) -> FanOutResult:
+    """Record the plan, once per receipt, and advance it."""
     fan_id = "f" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     issued = read_receipt(ctx.ledger, receipt).issued
     async with ctx.lock("submit"):
         if ctx.ledger.used(FanOutAccepted, receipt) is None:
-            ask = _question(ctx, roster, checked, issued.worst_cost)
+            ask = _question(ctx, plan, checked, issued.worst_cost)
             if ask and not spending_approved(ctx, receipt):
-                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+                raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)
             if ask:
                 check_receipt(ctx, receipt)
             price, folder = checked[0].facts.price, str(ctx.cwd or Path.cwd())
-            body = FanOutAccepted(roster=roster, receipt=receipt, price=price, folder=folder)
+            body = FanOutAccepted(plan=plan, receipt=receipt, price=price, folder=folder)
             ctx.ledger.add(f"fanout/{fan_id}", body, token=receipt)
     return await advance_fan_out(ctx, fan_id)

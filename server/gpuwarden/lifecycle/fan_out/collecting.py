@@ -1,4 +1,4 @@
-"""Look through the copies of ended queues: which cells are there, ended well, and are proven by their files."""
+"""Collect the copies of ended queues: find their cells, and check that each succeeded and its files are proven."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
-"""Bytes of a `cell.json` or a `result.json` that are read: the job wrote them."""
+"""Bytes that are read of a `cell.json` or a `result.json`; a limit, because the job wrote them."""
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
-    """Copy, prove and look through every ended queue that was not yet. Returns what could not be, and why, by job."""
+    """Copy, verify and collect every ended queue that is not collected yet. Return the failures and reasons, by job."""
     fan, trouble = read_fan_out(ctx.ledger, fan_id), dict[str, str]()
     for queue in fan.queues:
         job = read_job(ctx.ledger, queue.job)
@@ -51,7 +51,7 @@ async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
 
 
 async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: JobRecord) -> QueueCollected:
-    """Return what the copy of one queue shows. Raises WardenError while its machine may still answer."""
+    """Return the cells in the copy of one queue. Raises WardenError while its machine may still answer."""
     if job.handle is None:
         return QueueCollected(job=job.id, lost="it never ran")
     try:
@@ -70,16 +70,16 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
         return QueueCollected(job=job.id, lost="it saved nothing")
     report = await verify_job(ctx, job.id)
     by_index = {cell.index: cell for cell in fan.cells}
-    # Every cell's folder counts, asked for or not.
+    # Every cell's folder counts, even one that was not requested.
     names = {path.split("/")[1] for path in pulled.places if path.startswith(f"{CELLS}/") and path.count("/") > 1}
-    # A folder is called exactly as its cell's: `7` or other digits beside `00007` would be the same cell twice.
+    # Only exact folder names count: `7` or other digits beside `00007` would be the same cell twice.
     indices = [index for index in range(MAX_CELLS) if f"{index:05d}" in names]
     rows = (_row(fan, by_index.get(index), index, pulled, report) for index in indices)
     return QueueCollected(job=job.id, found=tuple(row for row in rows if row is not None))
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return what a cell's folder shows; None for one that has no last word of its queue, so that it did not end."""
+    """Return the result in a cell's folder; None without a readable `cell.json`, which means that it did not end."""
     prefix = f"{CELLS}/{index:05d}/"
     said = _read(pulled.places.get(f"{prefix}cell.json"))
     if said is None:
@@ -103,7 +103,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
     reached = reached if isinstance(reached, dict) else {}
     metric = line(str(reached.get("name", "objective")), 60) if reached else ""
     there = [place.removeprefix(prefix) for place in pulled.places if place.startswith(prefix)]
-    wanted = fan.roster.base.outputs
+    wanted = fan.plan.base.outputs
     missing = [o for o in wanted if not any(path == o or path.startswith(f"{o}/") for path in there)]
     problem = f"{missing[0]} is missing" if missing else _unproven(prefix, wanted, report)
     outcome = Outcome.UNPROVEN if problem else Outcome.PROVEN
@@ -117,7 +117,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
 
 
 def _unproven(prefix: str, outputs: tuple[str, ...], report: Report) -> str:
-    """Return why the outputs of a cell are not proven; empty where they are."""
+    """Return why the outputs of a cell are not proven; empty if they are."""
     if report.verdict is Verdict.PROVEN:
         return ""
 
@@ -131,11 +131,11 @@ def _unproven(prefix: str, outputs: tuple[str, ...], report: Report) -> str:
     for part in parts:
         if part.verdict is not Verdict.PROVEN and part.path not in passing:
             return next(iter((*part.problems, *part.doubts)), "not proven")
-    return "" if own else "no file of it was verified"
+    return "" if own else "none of its files was verified"
 
 
 def _read(path: str | None) -> dict[str, Any] | None:
-    """Return a small JSON object that a job wrote; None where it is not one."""
+    """Return a small JSON object that a job wrote; None if it is invalid."""
     if path is None:
         return None
     try:

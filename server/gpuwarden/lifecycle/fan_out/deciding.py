@@ -1,4 +1,4 @@
-"""Carry out what a person or an agent decides about a fan-out: end it, cancel it, or let it go on."""
+"""Carry out the decisions of the user or an agent about a fan-out: end, cancel or resume it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
 from gpuwarden.lifecycle.monitoring.check import cancel
 
 TERMINAL: Final = "cli"
-"""The interface of an event's actor that people at a terminal use."""
+"""Interface in an event's actor for the terminal."""
 
 
 def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
-    """Launch nothing more of a fan-out. What runs goes on, and what it saves is collected.
+    """Stop further launches of a fan-out. Running jobs continue, and their outputs are collected.
 
-    What was decided and not sent yet is recalled by whoever moves it on next (`recalled`).
+    Jobs that are recorded but not submitted yet are recalled when they are next advanced (`recalled`).
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if not fan.ended:
@@ -30,16 +30,17 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
-    """Give cells that are not verified further tries, whatever became of them: those named, or all.
+    """Give unverified cells further attempts: the named ones, or all.
 
-    The receipt, the budget and the configurations stay. Raises BadRequest for an index that the roster does not have,
-    or whose cell is verified or runs, and Refused for a call from elsewhere where a person ended it at a terminal.
+    The receipt, the budget and the configurations stay. Raises BadRequest for an index that the plan does not have, or
+    whose cell is verified or runs; Refused if the user ended the fan-out at a terminal and the call comes from another
+    interface.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if fan.ended_by.partition("/")[0] == TERMINAL != ctx.ledger.acting.partition("/")[0]:
         raise Refused(
-            f"a person ended fan-out {fan_id} at a terminal, and only there it goes on",
-            do(Action.MANUAL, text=f"Ask the user whether fan-out {fan_id} may go on."),
+            f"fan-out {fan_id} was ended at a terminal, so it can be resumed only there",
+            do(Action.MANUAL, text=f"Ask the user to resume fan-out {fan_id}."),
         )
     states = standing(ctx, fan).cells.states
     for index in cells:
@@ -54,13 +55,13 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
 
 
 async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Launch nothing more of a fan-out and end what runs, with a signal first. Its machines stay and bill on."""
+    """Stop further launches of a fan-out and cancel its running jobs. Its machines stay and are billed."""
     for job in end_fan_out(ctx, fan_id, by).live:
         await cancel(ctx, job)
     return await advance_fan_out(ctx, fan_id)
 
 
 async def continue_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Resume every cell that is not verified, and launch what fits now."""
+    """Resume every unverified cell, and launch as many as fit now."""
     resume_fan_out(ctx, fan_id, by)
     return await advance_fan_out(ctx, fan_id)

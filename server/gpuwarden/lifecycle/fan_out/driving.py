@@ -1,4 +1,4 @@
-"""Move every open fan-out of a ledger on, as the watch does: proofs of ended queues, and further launches."""
+"""Advance every open fan-out of a ledger for the watch: proofs of ended queues, and further launches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Drives the fan-outs of one ledger. What is held, or fails, is tried half as often each time.
+    """Drives the fan-outs of one ledger. After a hold or a failure, the interval doubles each time.
 
-    A fan-out that is over is looked at again only when it is resumed: what has ended costs nothing.
+    A finished fan-out is checked again only after it is resumed or its limits change.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -35,11 +35,11 @@ class FanOuts:
 
     @property
     def trouble(self) -> dict[str, str]:
-        """Return what could not be done, and why, by fan-out or job."""
+        """Return the failures with their reasons, by fan-out or job."""
         return {name: why for each in self._trouble.values() for name, why in each.items()}
 
     async def round(self) -> None:
-        """Move each on as far as it goes. Failures are reported in `trouble`, not raised."""
+        """Advance each open fan-out as far as possible. Failures are reported in `trouble`, not raised."""
         events = self.ctx.ledger.events
         kinds = (FanOutAccepted, FanOutResumed, FanOutLimited)
         news = [event for kind in kinds for event in events(kind=kind, after=self._read)]
@@ -57,19 +57,19 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
 
     def conditions(self) -> list[Condition]:
-        """Return what a person should hear of them, as they were last moved on here; of what is over, for a day."""
+        """Return the alert conditions of the fan-outs as of their last round here; those of finished ones for a day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]
         return [each for now, held, steps in found if now for each in fan_out_conditions(self.ctx, now, held, steps)]
 
     def unseen(self, subject: str) -> bool:
-        """Return whether a subject is a fan-out that is open and was not moved on here yet."""
+        """Return whether a subject is an open fan-out that this process has not advanced yet."""
         fan_id = subject.removeprefix("fanout/")
         return fan_id != subject and fan_id not in self._last and (fan_id in self._open or not self._read)
 
     async def _advanced(self, fan_id: str) -> bool:
-        """Move one on. Return whether something holds it."""
+        """Advance one fan-out. Return whether a hold or a failure stops it."""
         try:
             found = await advance_fan_out(self.ctx, fan_id, jobs=False)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Name what holds a fan-out's launches, and find what a person should hear of it. Nothing is asked of any machine."""
+"""Describe the holds of a fan-out's launches, and compute its alert conditions. No machine is queried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
 class Hold(StrEnum):
-    """Why nothing more is launched although cells wait. What runs goes on."""
+    """Why no further cell is launched although cells wait. Running jobs continue."""
 
     BUDGET = "budget"
     CAPS = "caps"
@@ -29,50 +29,49 @@ class Hold(StrEnum):
 
 
 _PASSING: Final = frozenset({Hold.BUDGET, Hold.CAPS, Hold.MACHINES})
-"""Holds that the end of a machine may lift."""
+"""Holds that the end of a machine may clear."""
 SHOWN: Final = 8
-"""Cells that an alert names; the others are counted."""
+"""Number of cells that an alert names; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A hold, and the figures or the message that go with it. A budget of `needs` US dollars in all would lift it."""
+    """A hold with its details. A total budget of `needs` US dollars would clear it."""
 
     by: Hold
     detail: str = ""
     needs: float | None = None
 
     def text(self, detail: str) -> str:
-        """Return one sentence about the hold with its detail as an interface shows it."""
+        """Return a sentence about the hold, with its detail in the form that the interface shows."""
         return {
             Hold.BUDGET: f"The budget has no room for another machine: {detail} is spent or reserved.",
-            Hold.CAPS: f"Your caps hold further launches: {detail}.",
-            Hold.MACHINES: f"The machines of ended jobs still bill, and no further one may be rented: {detail}.",
-            Hold.PRICE: f"The price is now {detail} an hour, above the one that was checked.",
-            Hold.REFUSED: f"The submit gate holds further launches: {detail}.",
-            Hold.ENDED: "It was ended, so nothing more is launched.",
+            Hold.CAPS: f"Your caps block further launches: {detail}.",
+            Hold.MACHINES: f"Machines of ended jobs are still billed, and no other may be rented: {detail}.",
+            Hold.PRICE: f"The price is now {detail} an hour, above the checked price.",
+            Hold.REFUSED: f"The submit gate blocks further launches: {detail}.",
+            Hold.ENDED: "It was ended, so no further cells are launched.",
         }[self.by]
 
 
 def fan_out_conditions(
     ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
-    """Yield what a person should hear of a fan-out as it was last moved on: that it waits for one, or is over.
+    """Yield the alert conditions of a fan-out as last advanced: it waits for the user, lost cells, or is over.
 
-    A budget, a cap and a machine that bills on may make room by themselves while something runs, so they count as
-    holding it from when nothing does.
+    The end of a running job may free budget, caps or machines, so those holds count only when no job runs.
     """
     fan, steps = now.fan, tuple(next_steps)
-    who = f"fan-out {fan.id} ({line(fan.roster.base.name, 60)})"
-    proven = f"{now.cells.count(CellState.VERIFIED)} of {counted(fan.roster.size, 'cell')} verified"
+    who = f"fan-out {fan.id} ({line(fan.plan.base.name, 60)})"
+    proven = f"{now.cells.count(CellState.VERIFIED)} of {counted(fan.plan.size, 'cell')} verified"
     lost = [index for index, state in now.cells.states.items() if state in {CellState.GIVEN_UP, CellState.UNPROVEN}]
     if held is not None and held.by is not Hold.ENDED and not (held.by in _PASSING and now.live):
-        text = f"{who} launches nothing more, with {proven}. {held.text(line(held.detail, 300))}"
+        text = f"{who} launches no further cells, with {proven}. {held.text(line(held.detail, 300))}"
         hold_s = ctx.policy.watch.finished_minutes * 60 if held.by in _PASSING and now.idle else 0
         yield Condition(fan.subject, f"fan_out_{held.by}", text, hold_s, next_steps=steps)
     if lost:
         named = ", ".join(map(str, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
-        text = f"{who}: {counted(len(lost), 'cell')} given up or unproven, and nothing runs them again: {named}."
+        text = f"{who}: {counted(len(lost), 'cell')} given up or unproven, and not retried automatically: {named}."
         yield Condition(fan.subject, "fan_out_given_up", text, next_steps=steps)
     if now.over:
         text = f"{who} is over: {proven}, {usd(now.cost)} spent or reserved."

@@ -1,9 +1,9 @@
-"""Launch the queues of a fan-out: a machine each, inside the budget and the caps, until every cell is proven.
+"""Launch the queues of a fan-out: one machine each, within the budget and the caps, until every cell is proven.
 
-A queue's intent and its job's acceptance are one transaction, before any call. From there the job finds its own way:
-what a crash or a lost reply leaves open, `advance` adopts. So no cell is given to two machines. Where an engine has
-arrays, all waiting cells go to it as one, whose jobs are recorded in one transaction; it runs as many at a time as
-machines are free.
+A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
+reply, `advance` adopts the job, so no cell is given to two machines. If an engine has arrays, all waiting cells are
+submitted as one array, whose jobs are recorded in one transaction; the engine runs as many at a time as machines are
+free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuwarden.core.cell_states import CellState
 from gpuwarden.core.errors import Refused, WardenError
-from gpuwarden.core.fan_out import Roster, cell_spec, pack
+from gpuwarden.core.fan_out import FanOutPlan, cell_spec, pack
 from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.money import usd
 from gpuwarden.core.rules import Finding
@@ -24,7 +24,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.ledger.events import FanOutAsked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.execution.bootstrap import greet_own
+from gpuwarden.lifecycle.execution.bootstrap import pin_host_key
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.fan_out.collecting import collect
 from gpuwarden.lifecycle.fan_out.holds import Held, Hold
@@ -44,9 +44,9 @@ from gpuwarden.lifecycle.submission.submit import (
 
 @dataclass(frozen=True)
 class FanOutResult:
-    """Result of a fan-out call. `now` is None while nothing was accepted: then `receipt` launches the roster."""
+    """Result of a fan-out call. `now` is None if the plan was only checked: then `receipt` launches it."""
 
-    roster: Roster
+    plan: FanOutPlan
     findings: tuple[Finding, ...] = ()
     price: float | None = None
     worst_cost: float | None = None
@@ -58,14 +58,14 @@ class FanOutResult:
     held: Held | None = None
     trouble: tuple[tuple[str, str], ...] = ()
     rise: Rise | None = None
-    """Higher limits that were only checked; what runs is as it was."""
+    """Higher limits that were only checked; running jobs are unchanged."""
     next_steps: tuple[NextStep, ...] = ()
 
 
 async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
-    """Move a fan-out on as far as it goes now: its open jobs, the copies of ended ones, further launches.
+    """Advance a fan-out as far as possible: its open jobs, the copies of ended ones, further launches.
 
-    Without `jobs`, somebody else moves the open jobs on.
+    With `jobs` false, the caller advances the open jobs.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     trouble = await _advance_all(ctx, now.live) if jobs else []
@@ -80,11 +80,11 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
     told = tuple((job, why) for job, why in trouble if why)
     now = standing(ctx, fan)
     rest = _following(ctx, now, held)
-    return FanOutResult(fan.roster, price=fan.price, now=now, held=held, trouble=told, next_steps=rest)
+    return FanOutResult(fan.plan, price=fan.price, now=now, held=held, trouble=told, next_steps=rest)
 
 
 def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep, ...]:
-    """Return what remains to do: look again, end what bills for nothing, try again what is not verified."""
+    """Return the next steps: check again, end an idle machine, raise the budget, or retry unverified cells."""
     steps: list[NextStep] = []
     if now.live or not (held or now.over):
         steps.append(do(Action.CHECK, "; it does not wait", job_id=now.fan.id))
@@ -92,14 +92,14 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
         steps += following(ctx, read_job(ctx.ledger, now.idle[0]))
     elif held and held.needs is not None and not now.live:
         most = math.ceil(held.needs * 100) / 100
-        steps.append(do(Action.RESUME, "to allow it that much in all", job_id=now.fan.id, max_cost_usd=most))
-    elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.roster.size:
-        steps.append(do(Action.RESUME, "to try again what is not verified", job_id=now.fan.id))
+        steps.append(do(Action.RESUME, "to raise its budget to that", job_id=now.fan.id, max_cost_usd=most))
+    elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.plan.size:
+        steps.append(do(Action.RESUME, "to retry the unverified cells", job_id=now.fan.id))
     return tuple(steps)
 
 
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Move open jobs on, those of one place by one poll, and return what was wrong with each."""
+    """Advance open jobs, with one poll for all jobs of a place. Return each job's error, empty if there was none."""
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]
     with sharing(ctx, [read_job(ctx.ledger, job) for job in job_ids], ()):
@@ -115,17 +115,17 @@ async def _advanced(ctx: Context, job_id: str) -> tuple[str, str]:
 
 
 async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]]:
-    """Give waiting cells to further machines until none waits, none is free, or something holds it."""
+    """Launch waiting cells until none waits, no machine is free, or a hold applies. Return the hold and new jobs."""
     launched: list[str] = []
     while True:
         now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
-        profile = ctx.profile(now.fan.roster.base.platform)
-        # A machine that is the user's own runs one queue at a time.
-        most = now.fan.roster.max_machines if profile.meter.metered or profile.kind == "engine" else 1
+        profile = ctx.profile(now.fan.plan.base.platform)
+        # The user's machine runs one queue at a time.
+        most = now.fan.plan.max_machines if profile.meter.metered or profile.kind == "engine" else 1
         room = most - now.busy - len(now.idle)
         if now.fan.ended:
             return (Held(Hold.ENDED) if now.cells.launchable else None), launched
-        if room > 0 and now.fan.roster.search is not None:
+        if room > 0 and now.fan.plan.search is not None:
             now = _asked(ctx, now, room)
         if not now.cells.launchable or room <= 0:
             stuck = now.cells.launchable and now.idle and not now.live
@@ -137,33 +137,31 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
 
 
 def _asked(ctx: Context, now: Standing, room: int) -> Standing:
-    """Let a search choose as many cells as there are free places, and record them."""
-    fan, free = now.fan, room * now.fan.roster.base.gpu_count - len(now.cells.launchable)
-    count = min(free, fan.roster.size - len(fan.cells))
+    """Let a search choose one cell for each free place, and record them."""
+    fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
+    count = min(free, fan.plan.size - len(fan.cells))
     if count <= 0:
         return now
     reached = {i: fan.found[p.job, i].objective for i, p in fan.proven.items()}
     failed = {i: None for i, state in now.cells.states.items() if state is CellState.GIVEN_UP}
-    cells = chosen(fan.roster, fan.cells, reached | failed, count)
+    cells = chosen(fan.plan, fan.cells, reached | failed, count)
     ctx.ledger.add(fan.subject, FanOutAsked(cells=cells))
     return standing(ctx, read_fan_out(ctx.ledger, fan.id))
 
 
 async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
-    """Give one machine its cells, or all cells to an engine that has arrays. Returns the ids of their jobs, or what
-    holds the launch.
-    """
-    fan, roster = now.fan, now.fan.roster
+    """Launch one machine's cells, or all cells on an engine with arrays. Return the ids of their jobs, or the hold."""
+    fan, plan = now.fan, now.fan.plan
     by_index = {cell.index: cell for cell in fan.cells}
     waiting = [by_index[index] for index in now.cells.launchable]
-    engine = ctx.profile(roster.base.platform).kind == "engine"
-    array = len(waiting) > 1 and takes_arrays(ctx, roster)
-    cells = waiting[:1] if engine else pack(waiting, room, roster.weigh)[0]
+    engine = ctx.profile(plan.base.platform).kind == "engine"
+    array = len(waiting) > 1 and takes_arrays(ctx, plan)
+    cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # whoever moves it on, its inputs are where they were checked
+    there.cwd = Path(fan.folder)  # another process may advance it; its inputs stay where they were checked
     try:
-        checked = await check_spec(there, cell_spec(roster, cells[0]), tasks=len(waiting) if array else 1)
-        place = await greet_own(ctx, ctx.owned_place(roster.base.platform)) if array else None
+        checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
+        place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None
     except Refused as refusal:
         return Held(Hold.REFUSED, refusal.message)
     except WardenError as error:
@@ -171,16 +169,16 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
             raise
         return Held(Hold.REFUSED, error.message)
     if changed := moved(read_receipt(ctx.ledger, fan.receipt).issued, checked):
-        return Held(Hold.REFUSED, changed)  # else cells of one roster would not be comparable
+        return Held(Hold.REFUSED, changed)  # otherwise the cells of one plan would not be comparable
     if checked.facts.metered and (checked.facts.price is None or checked.facts.price > (fan.price or 0.0)):
         return Held(Hold.PRICE, usd(checked.facts.price), needs=fan.budget)
     number = len(fan.queues) + 1
     if place is not None:
-        queues = [queue_of(roster, [cell], checked, number + n) for n, cell in enumerate(waiting)]
+        queues = [queue_of(plan, [cell], checked, number + n) for n, cell in enumerate(waiting)]
         return await record_array(there, fan, queues, place, min(room, len(waiting)))
     ready = inside(fan, cells, checked, number, now.cost)
     if ready is None:
-        least = queue_of(roster, cells[:1], checked, number).checked.facts.worst_cost
+        least = queue_of(plan, cells[:1], checked, number).checked.facts.worst_cost
         return Held(Hold.BUDGET, usd(now.cost), needs=None if least is None else now.cost + least)
     worst = ready.checked.facts.worst_cost
     async with ctx.lock("submit"):

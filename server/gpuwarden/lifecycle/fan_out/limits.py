@@ -1,7 +1,7 @@
-"""Change what a fan-out may spend, and on how many machines at a time.
+"""Change the budget of a fan-out and the number of its machines.
 
-Lower limits need nobody's consent. Higher ones, or a price that rose, need what a launch needs: a fresh receipt, and a
-person's yes above the caps. Where a person has said yes to the present limits, a person is asked about every rise.
+Lower limits need no approval. Higher limits, or a price that rose, need the same as a launch: a fresh receipt, and
+above the caps the user's approval. If the user approved the present limits, every rise needs another approval.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.core.errors import BadRequest, Conflict
-from gpuwarden.core.fan_out import Roster, cell_spec
+from gpuwarden.core.fan_out import FanOutPlan, cell_spec
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.inputs import build
 from gpuwarden.core.models import digest
@@ -30,7 +30,7 @@ WITHOUT_RECEIPT: Final = "Leave out the receipt, for a fresh one."
 
 @dataclass(frozen=True)
 class Rise:
-    """Higher limits that were only checked: `receipt` puts them into force, after a person's yes where one is asked."""
+    """Higher limits that were only checked. `receipt` puts them into force, after the user's approval if required."""
 
     fan_id: str
     receipt: str
@@ -38,7 +38,7 @@ class Rise:
 
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """Return a person's yes where one is needed, then the call that puts the limits into force."""
+        """Return the approval, if it is needed, and the call that puts the limits into force."""
         again = do(
             Action.RESUME,
             "to put these limits into force",
@@ -51,9 +51,10 @@ class Rise:
 
 
 def consented(ctx: Context, fan: FanOutRecord, cost: float = 0.0) -> bool:
-    """Return whether a person approved that a fan-out spends so much in all, before its limits came into force.
+    """Return whether the user approved a total cost of a fan-out before its present limits came into force.
 
-    An approval expires for launches that nobody began; what was accepted under it goes on, up to the shown amount.
+    `cost` is in US dollars. An approval expires only for plans that are not yet accepted; an accepted plan keeps it, up
+    to the cost on the receipt.
     """
     if fan.shown is not None and cost > fan.shown:
         return False
@@ -70,19 +71,19 @@ async def change_limits(
     max_machines: int | None = None,
     receipt: str | None = None,
 ) -> Rise | None:
-    """Give a fan-out other limits; None leaves one as it is.
+    """Change the limits of a fan-out; None leaves a limit unchanged.
 
-    Returns a rise that was only checked, and None once the limits are in force. Raises BadRequest for limits that can't
-    be, Conflict for a receipt that is stale or for something else, Refused where the gate blocks or a person has to
-    approve first.
+    Return a rise that was only checked, or None once the limits are in force. Raises BadRequest for invalid limits,
+    Conflict for a receipt that is stale or for another request, Refused if the gate blocks or the user has to approve
+    first.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
         "max_cost_usd": fan.budget if max_cost_usd is None else max_cost_usd,
-        "max_machines": fan.roster.max_machines if max_machines is None else max_machines,
+        "max_machines": fan.plan.max_machines if max_machines is None else max_machines,
     }
-    wanted = build(Roster, {**dict(fan.roster), **limits})
-    changed = (wanted.max_cost_usd, wanted.max_machines) != (fan.roster.max_cost_usd, fan.roster.max_machines)
+    wanted = build(FanOutPlan, {**dict(fan.plan), **limits})
+    changed = (wanted.max_cost_usd, wanted.max_machines) != (fan.plan.max_cost_usd, fan.plan.max_machines)
     if receipt is not None and fan.consent == receipt != fan.receipt and not changed:
         return None  # a repeated call, perhaps after a lost reply
     checked = await check_spec(ctx, cell_spec(wanted, (fan.cells or chosen(wanted, (), {}, 1))[0]))
@@ -93,49 +94,49 @@ async def change_limits(
             _record(ctx, fan, wanted, by)
         return None
     if checked.facts.metered and (checked.facts.price is None or wanted.max_cost_usd is None):
-        raise BadRequest("the price or the budget is unknown, so no rise can be checked; nothing was changed")
+        raise BadRequest("the price or the budget is unknown, so higher limits can't be checked; nothing was changed")
     if receipt is None:
         return _issue(ctx, fan, wanted, checked)
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != _asked(fan, wanted):
         raise Conflict("the receipt is for other limits, or the limits were changed since", WITHOUT_RECEIPT)
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
-        raise Conflict("the receipt has expired, or what was checked has changed", WITHOUT_RECEIPT)
-    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both find the same room
+        raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
+    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both use the same room
         ask = _question(ctx, fan, wanted, checked)
         if ask and not spending_approved(ctx, receipt):
-            raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+            raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)
         if ask:
             check_receipt(ctx, receipt)
         _record(ctx, fan, wanted, by, receipt=receipt, price=issued.price)
     return None
 
 
-def _rises(fan: FanOutRecord, wanted: Roster, checked: Checked) -> bool:
-    """Return whether limits allow more than the present ones, or accept a price that rose."""
+def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
+    """Return whether limits allow more than the present ones, or the price has risen."""
     if not checked.facts.metered:
         return False
     more = fan.budget is not None and wanted.max_cost_usd is not None and wanted.max_cost_usd > fan.budget
     dearer = checked.facts.price is None or checked.facts.price > (fan.price or 0.0)
-    return more or dearer or wanted.max_machines > fan.roster.max_machines
+    return more or dearer or wanted.max_machines > fan.plan.max_machines
 
 
-def _asked(fan: FanOutRecord, wanted: Roster) -> str:
-    """Return the digest of a rise: of this fan-out, from its present limits, to others."""
+def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
+    """Return the digest of a change of limits: the fan-out, its number of decisions, and the wanted plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
-def _question(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> str:
-    """Return why a person has to be asked about a rise; empty where it is inside the caps and nobody decided it."""
+def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> str:
+    """Return why a rise needs the user's approval; empty if it is within the caps and replaces no approved limits."""
     asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
     if consented(ctx, fan):
-        machines = fan.roster.max_machines
-        asks.append(f"a person approved at most {usd(fan.shown)} on {machines} at a time for {fan.id}")
+        machines = fan.plan.max_machines
+        asks.append(f"the approval for {fan.id} is for at most {usd(fan.shown)} on {machines} at a time")
     return "; ".join(filter(None, asks))
 
 
-def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) -> Rise:
-    """Record that the gate let higher limits pass, and what a person is asked about them."""
+def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
+    """Record that the gate passed higher limits, with the question to the user, and return the rise."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
         spec_digest=_asked(fan, wanted),
@@ -148,7 +149,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) ->
         timeout_s=wanted.base.timeout_s,
         ask=_question(ctx, fan, wanted, checked),
         artifact_store=wanted.base.artifact_store,
-        cells=fan.roster.size,
+        cells=fan.plan.size,
         machines=wanted.max_machines,
         fan_out=fan.id,
     )
@@ -157,9 +158,9 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: Roster, checked: Checked) ->
 
 
 def _record(
-    ctx: Context, fan: FanOutRecord, wanted: Roster, by: str, *, receipt: str = "", price: float | None = None
+    ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, by: str, *, receipt: str = "", price: float | None = None
 ) -> None:
-    """Record limits, a receipt's once. Raises Conflict for a receipt that was used."""
+    """Record new limits. Raises Conflict for a receipt that was already used."""
     body = FanOutLimited(
         max_machines=wanted.max_machines, max_cost_usd=wanted.max_cost_usd, receipt=receipt, price=price, by=by
     )

@@ -1,4 +1,4 @@
-"""Record the queues of a fan-out with their jobs: one by itself, or many as one array of their engine."""
+"""Record the queues of a fan-out with their jobs: a single one, or many as one array of their engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuwarden.backends.base import Arrayed
-from gpuwarden.core.fan_out import Roster, queue_spec
+from gpuwarden.core.fan_out import FanOutPlan, queue_spec
 from gpuwarden.core.models import Cell, Place
 from gpuwarden.ledger.events import ArrayIntent, JobSubmitting, QueueIntent, SubmitIntent
 from gpuwarden.lifecycle.context import Context
@@ -16,9 +16,9 @@ from gpuwarden.lifecycle.submission.submit import Checked, record_job, take_inpu
 from gpuwarden.people import acting_as
 
 
-def takes_arrays(ctx: Context, roster: Roster) -> bool:
-    """Return whether a roster's cells go to their engine as one array: it has arrays, and nothing of it bills."""
-    profile = ctx.profile(roster.base.platform)
+def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
+    """Return whether a plan's cells are submitted as one array: the engine has arrays and is not metered."""
+    profile = ctx.profile(plan.base.platform)
     if profile.kind != "engine" or profile.meter.metered:
         return False
     return isinstance(ctx.backend(profile.backend), Arrayed)
@@ -26,29 +26,29 @@ def takes_arrays(ctx: Context, roster: Roster) -> bool:
 
 @dataclass(frozen=True)
 class Queue:
-    """Cells for one machine, as they are about to be recorded. `number` counts the queues of a fan-out from 1."""
+    """Cells for one machine, before they are recorded. `number` counts the queues of a fan-out from 1."""
 
     number: int
     cells: tuple[int, ...]
     checked: Checked
 
     def token(self, fan: FanOutRecord) -> str:
-        """Return what allows this queue once."""
+        """Return the token that allows this queue once."""
         return f"{fan.id}-q{self.number}"
 
     def job_id(self, fan: FanOutRecord) -> str:
-        """Return the id of its job."""
+        """Return the id of the queue's job."""
         return "j" + hashlib.sha256(self.token(fan).encode()).hexdigest()[:10]
 
 
-def queue_of(roster: Roster, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
-    """Return the queue of these cells, whose job was checked for one of them."""
-    facts = replace(checked.facts, spec=queue_spec(roster, cells, f"{roster.base.name[:50]}-q{number}"))
+def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
+    """Return the queue of these cells; `checked` is the result for one of them."""
+    facts = replace(checked.facts, spec=queue_spec(plan, cells, f"{plan.base.name[:50]}-q{number}"))
     return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
 
 
 def record_queue(ctx: Context, fan: FanOutRecord, queue: Queue) -> None:
-    """Record a queue and its job. Whoever moves it on, it counts towards the caps of who asked for it."""
+    """Record a queue and its job. The job counts towards the caps of the user who requested the fan-out."""
     worst, job_id = queue.checked.facts.worst_cost, queue.job_id(fan)
     intent = QueueIntent(job=job_id, cells=queue.cells, worst_cost=worst)
     intended, since = (fan.subject, intent), fan.consented_at
@@ -59,7 +59,7 @@ def record_queue(ctx: Context, fan: FanOutRecord, queue: Queue) -> None:
 async def record_array(
     ctx: Context, fan: FanOutRecord, queues: Sequence[Queue], place: Place, at_once: int
 ) -> list[str]:
-    """Record that queues of one cell each are about to be sent as one array. Returns the ids of their jobs."""
+    """Record that queues of one cell each will be submitted as one array. Return the ids of their jobs."""
     token, jobs = f"{fan.id}-r{queues[0].number}", tuple(queue.job_id(fan) for queue in queues)
     async with ctx.lock("submit"):
         await take_inputs(ctx, queues[0].checked)
@@ -73,9 +73,9 @@ async def record_array(
 
 
 def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
-    """Return as many of the cells as the rest of the budget pays for, whatever happens; None where it is not one."""
+    """Return a queue of as many cells as the rest of the budget covers at worst; None if it does not cover one."""
     while cells:
-        queue = queue_of(fan.roster, cells, checked, number)
+        queue = queue_of(fan.plan, cells, checked, number)
         worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0
         if worst is not None and (fan.budget is None or cost + worst <= fan.budget):
             return queue

@@ -1,4 +1,4 @@
-"""Read fan-outs from the ledger: the roster, its queues, and every cell as it is known now."""
+"""Read fan-outs from the ledger: the plan, its queues, and the present state of every cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Reconciled, Sighting, reconcile
 from gpuwarden.core.errors import NotFound
-from gpuwarden.core.fan_out import Roster
+from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Cell
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
@@ -36,15 +36,15 @@ from gpuwarden.people import person_of
 
 @dataclass(frozen=True)
 class FanOutRecord:
-    """One fan-out. `cells` are those of the roster and those that a search chose since; `person` asked
-    for it, and its inputs are below `folder`.
+    """One fan-out. `cells` are those of the plan and those that a search has added.
 
-    `roster` has the limits of now and `asked` is the digest of the accepted one. `consent` is the receipt that these
-    limits were checked with, since `consented_at`, and `shown` the most that it showed, in US dollars. None is unknown.
+    `person` requested it, and its inputs are below `folder`. `plan` has the present limits; `asked` is the digest of
+    the accepted plan. `consent` is the receipt for these limits, in force since `consented_at`, and `shown` is the
+    highest cost on it in US dollars, None if unknown.
     """
 
     id: str
-    roster: Roster
+    plan: FanOutPlan
     asked: str
     receipt: str
     consent: str
@@ -60,32 +60,32 @@ class FanOutRecord:
     proven: dict[int, CellProven]
     ended: bool
     arrays: dict[str, int]
-    """By token: how many of an array's jobs its engine runs at a time."""
+    """Number of an array's jobs that its engine runs at a time, by token."""
     resumed: dict[int, int]
-    """How many queues there were when a cell was last resumed."""
+    """Number of queues at the time when a cell was last resumed, by index."""
     decisions: int
-    """How often somebody ended it, let it go on, or changed its limits."""
+    """How often it was ended, resumed, or given other limits."""
     ended_by: str
-    """Who ended it, with the interface, as the ledger has actors; empty where nobody did."""
+    """The actor who ended it, with the interface, in the form of the ledger; empty if it was not ended."""
 
     @property
     def budget(self) -> float | None:
-        """Return what it may spend in all, in US dollars: what was asked for, else what was shown; None without one."""
-        return self.shown if self.roster.max_cost_usd is None else self.roster.max_cost_usd
+        """Return its total budget in US dollars: the requested one, else the cost on the receipt; None if neither."""
+        return self.shown if self.plan.max_cost_usd is None else self.plan.max_cost_usd
 
     @property
     def subject(self) -> str:
-        """Return the fan-out's name in the ledger."""
+        """Return the fan-out's subject in the ledger."""
         return f"fanout/{self.id}"
 
     @cached_property
     def found(self) -> dict[tuple[str, int], CellFound]:
-        """Return what the copies showed, by job and index."""
+        """Return the cells found in the copies, by job and index."""
         return {(job, each.index): each for job, body in self.collected.items() for each in body.found}
 
 
 def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | None:
-    """Fold a fan-out's events; None where none accepted it."""
+    """Fold a fan-out's events; None if none of them accepted it."""
     accepted = next((e for e in events if isinstance(e.data, FanOutAccepted)), None)
     if accepted is None:
         return None
@@ -106,8 +106,8 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
                 price, consent, consented_at = body.price, body.receipt, event.at
     return FanOutRecord(
         id=fan_id,
-        roster=began.roster.model_copy(update=limits),
-        asked=began.roster.digest,
+        plan=began.plan.model_copy(update=limits),
+        asked=began.plan.digest,
         receipt=began.receipt,
         consent=consent,
         consented_at=consented_at,
@@ -116,7 +116,7 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
         folder=began.folder,
         price=price,
         accepted_at=accepted.at,
-        cells=(*began.roster.cells, *asked),
+        cells=(*began.plan.cells, *asked),
         queues=tuple(body for body in bodies if isinstance(body, QueueIntent)),
         collected={body.job: body for body in bodies if isinstance(body, QueueCollected)},
         proven={body.index: body for body in bodies if isinstance(body, CellProven)},
@@ -143,9 +143,10 @@ def fan_out_ids(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """A fan-out now. `cost` is what its jobs have cost and may still cost, in US dollars; `live` are its open jobs.
+    """The present state of a fan-out. `cost` is its past and reserved cost in US dollars; `live` are its open jobs.
 
-    `idle` are ended jobs whose machines may bill. `busy` is how many machines the open jobs can have at a time.
+    `idle` are ended jobs whose machines may be billed. `busy` is the number of machines that the open jobs may use at a
+    time.
     """
 
     fan: FanOutRecord
@@ -157,22 +158,22 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Return whether nothing runs and nothing is left to launch, or to ask a search for."""
+        """Return whether no cell runs and none is left to launch or to request from a search."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
-        asked = self.fan.roster.search is None or len(self.fan.cells) >= self.fan.roster.size
+        asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size
         return not self.cells.open and asked
 
 
 def standing(ctx: Context, fan: FanOutRecord) -> Standing:
-    """Compare a fan-out's roster with its jobs and their copies. Nobody is asked."""
+    """Compare a fan-out's plan with its jobs and their copies. No platform is queried."""
     jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
     queues = [
         QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
         for job, queue in zip(jobs, fan.queues, strict=True)
     ]
     seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
-    # A proof counts once: a second one of the same cell is a duplicate, whose job is not in `proven`.
+    # The first proof of a cell counts: the job of a later, duplicate proof is not in `proven`.
     assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
     leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
     cost = sum(committed(ctx, job, leases[job.id]) for job in jobs)
@@ -181,5 +182,5 @@ def standing(ctx: Context, fan: FanOutRecord) -> Standing:
     idle = tuple(name for name in bills if name not in live)
     of_arrays = Counter(job.array for job in jobs if job.id in live)
     busy = sum(min(count, fan.arrays.get(token, count)) for token, count in of_arrays.items())
-    cells = reconcile(fan.cells, queues, seen, fan.roster.max_tries, fan.resumed)
+    cells = reconcile(fan.cells, queues, seen, fan.plan.max_tries, fan.resumed)
     return Standing(fan, cells, live, idle, busy, cost)

@@ -1,4 +1,4 @@
-"""Choose the next settings of a search with Optuna's ask and tell, from what the ledger knows and nothing else."""
+"""Choose the next settings of a search with Optuna's ask-and-tell interface, from the ledger alone."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from types import ModuleType
 from typing import Any
 
 from gpuwarden.core.errors import NotSupported
-from gpuwarden.core.fan_out import Roster, Search, bounds, cells_of, drawn, grid
+from gpuwarden.core.fan_out import FanOutPlan, Search, bounds, cells_of, drawn, grid
 from gpuwarden.core.models import Cell
 
 
 def chosen(
-    roster: Roster, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
+    plan: FanOutPlan, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
 ) -> tuple[Cell, ...]:
-    """Return the next cells of a search. `reached` has the objective of every cell that ended, None where it has none.
+    """Return the next cells of a search. `reached` has the objective of every ended cell, None if it has none.
 
-    Cells without an end count as running, so that several are asked for at a time without asking the same twice.
-    Raises NotSupported where Optuna is not installed.
+    Other cells count as running, so that several can be requested at a time without a duplicate. Raises NotSupported if
+    Optuna is not installed.
     """
     try:
         import optuna
     except ImportError as missing:
         raise NotSupported(
-            "a search that learns needs Optuna, which is not installed",
-            "Install gpuwarden[tune], or use --random or --grid, which need nothing.",
+            "a search with Optuna needs the package optuna, which is not installed",
+            "Install gpuwarden[tune], or use --random or --grid, which do not need it.",
         ) from missing
-    search = roster.search
+    search = plan.search
     assert search is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kinds = optuna.distributions
@@ -45,26 +45,26 @@ def chosen(
     while len(found) < wanted:
         asked = study.ask(space).params
         settings = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in asked.items()}
-        (cell,) = cells_of(roster.base, [settings], len(before) + len(found))
+        (cell,) = cells_of(plan.base, [settings], len(before) + len(found))
         if cell.config in known:  # two equal runs would collide
-            cell = _unused(roster, search, known, cell.index)
+            cell = _unused(plan, search, known, cell.index)
         known.add(cell.config)
         found.append(cell)
     return tuple(found)
 
 
-def _unused(roster: Roster, search: Search, known: Container[str], index: int) -> Cell:
-    """Return a cell that was not chosen yet: of choices the first combination, of ranges a draw."""
+def _unused(plan: FanOutPlan, search: Search, known: Container[str], index: int) -> Cell:
+    """Return a cell that was not chosen yet: the first unused combination of choices, or a random draw from ranges."""
     if any(bounds(text) for text in search.space.values()):
         settings = (each for seed in count(index) for each in drawn(search.space, 1, seed))
     else:
         settings = (each for each in grid({name: text.split(",") for name, text in search.space.items()}))
-    cells = (cells_of(roster.base, [each], index)[0] for each in settings)
+    cells = (cells_of(plan.base, [each], index)[0] for each in settings)
     return next(cell for cell in cells if cell.config not in known)
 
 
 def _trial(optuna: ModuleType, cell: Cell, space: Mapping[str, Any], reached: Mapping[int, float | None]) -> Any:
-    """Return what Optuna is told of one cell: its objective, that it failed, or that it runs."""
+    """Return one cell as an Optuna trial: completed with its objective, failed, or running."""
     states, params = optuna.trial.TrialState, {}
     for name, distribution in space.items():
         text = cell.settings[name]

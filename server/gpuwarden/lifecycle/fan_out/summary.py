@@ -1,4 +1,4 @@
-"""Sum a fan-out up: the spread of each configuration over its seeds, as rows and as a plot. Everything here is pure."""
+"""Summarize a fan-out: the spread of each configuration over its seeds, as rows and as a plot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ ROW: Final = 44
 TOP: Final = 48
 MARGIN: Final = 24
 LETTERS: Final = 90
-"""Of a line of text, which fit beside the count of cells."""
+"""Letters of a line of text that fit beside the count of cells."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One configuration over its seeds. `values` are the objectives of its proven cells; `cells` counts all of them.
-
-    `deviation` is that of a sample; None below two values.
-    """
+    """One configuration over its seeds. `values` are the objectives of its proven cells; `cells` counts all cells."""
 
     settings: tuple[tuple[str, str], ...]
     cells: int
@@ -55,7 +52,7 @@ class Spread:
 
 
 def spreads(fan: FanOutRecord) -> list[Spread]:
-    """Return one row for each configuration apart from the seed, in the order of the roster; proven cells count."""
+    """Return one row for each configuration, ignoring the seed, in the order of the plan."""
     rows: dict[tuple[tuple[str, str], ...], tuple[int, list[float], str]] = {}
     for cell in fan.cells:
         key = tuple((name, value) for name, value in cell.settings.items() if name != SEED)
@@ -71,7 +68,7 @@ def spreads(fan: FanOutRecord) -> list[Spread]:
 def plot(rows: Sequence[Spread], title: str) -> str:
     """Return an SVG image: for each configuration its settings, a point for each proven cell, and a bar at the mean.
 
-    Raises ValueError where no cell has an objective.
+    Raises ValueError if no cell has an objective.
     """
     values = [value for row in rows for value in row.values]
     if not values:
@@ -113,7 +110,7 @@ def plot(rows: Sequence[Spread], title: str) -> str:
 
 
 def best(rows: Sequence[Spread], *, maximize: bool) -> Spread | None:
-    """Return the configuration with the best mean; None where no cell has an objective."""
+    """Return the configuration with the best mean; None if no cell has an objective."""
     told = [row for row in rows if row.mean is not None]
     sign = -1.0 if maximize else 1.0
     return min(told, key=lambda row: sign * (row.mean if row.mean is not None else math.inf), default=None)

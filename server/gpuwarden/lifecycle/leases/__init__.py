@@ -1,1 +1,1 @@
-"""The meter of each instance, the limits on its cost, and the orders about its end."""
+"""The billing status of each instance, the limits on its cost, and the orders about its end."""

@@ -1,8 +1,9 @@
-"""Bind each lease to the account that rented it, so that another account's key can't make an instance read as gone.
+"""Bind each lease to the account that rented it, so that another account's key can't make an instance appear gone.
 
-The ledger keeps salted digests (`Account`), never the key. The same key is the same account, and nothing is asked. For
-another key the platform is asked whose it is. Where that can't be told, as after a key was replaced on a platform that
-names no accounts, or for a lease of an older ledger, only an answer that shows the instance binds the lease to the key.
+The ledger keeps salted digests (`Account`), never the key. The same key is the same account, without a query. For
+another key, the platform is queried for its account. If that is unknown, for example after a key was replaced on a
+platform without account ids or for a lease of an older ledger, the lease is bound to the key only by an answer that
+contains the instance.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class Match(StrEnum):
-    """Whether the key in use belongs to the account that rented an instance."""
+    """Whether the current key belongs to the account that rented an instance."""
 
     SAME = "same"
     OTHER = "other"
@@ -34,20 +35,20 @@ class Match(StrEnum):
 
 
 WHY: Final = {
-    Match.OTHER: "the key of {platform} in use belongs to another account than the one that rented it; use that one's",
-    Match.UNPROVEN: "the key of {platform} in use is not known to be of the account that rented it, nor shows it",
+    Match.OTHER: "the current key of {platform} belongs to another account than the one that rented it; set that key",
+    Match.UNPROVEN: "the current key of {platform} may belong to another account, because it does not list the machine",
 }
 
 
 async def account_in_use(ctx: Context, platform: str) -> Account:
-    """Return the account of the key in use. Raises AuthFailed where there is no key."""
+    """Return the account of the current key. Raises AuthFailed without a key."""
     provider, salt = ctx.provider(platform), random.token_hex(8)
     key, name = provider.key_digest(salt), await _name(provider, platform)
     return Account(salt=salt, key=key, id=_id_digest(salt, platform, name) if name else None)
 
 
 async def match(ctx: Context, lease: LeaseRecord) -> Match:
-    """Compare the key in use with the account of a lease. Raises AuthFailed where there is no key."""
+    """Compare the current key with the account of a lease. Raises AuthFailed without a key."""
     provider, account = ctx.provider(lease.platform), lease.account
     if account is None:
         return Match.UNPROVEN
@@ -60,7 +61,7 @@ async def match(ctx: Context, lease: LeaseRecord) -> Match:
 
 
 async def _name(provider: Provider, platform: str) -> str | None:
-    """Return the account's id; None where the platform names none, or did not answer."""
+    """Return the account's id; None if the platform has no account ids or did not answer."""
     try:
         answer = await in_time(platform, provider.account_id())
     except WardenError:
@@ -73,14 +74,14 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """A provider as one lease may use it: under another account every answer is Unknown, and nothing is sent."""
+    """A provider, limited to one lease: with another account's key every answer is Unknown and no verb is sent."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
         self.provider = ctx.provider(lease.platform)
 
     async def get(self, ident: str) -> Answer[Instance | None]:
-        """Look at the instance."""
+        """Query the instance."""
 
         def shows(seen: Instance | None) -> bool:
             return seen is not None and seen.id == ident and seen.state is not InstanceState.GONE
@@ -89,7 +90,7 @@ class Bound:
         return await self._look(lambda: walk.machine(self.lease, ident) if walk else self.provider.get(ident), shows)
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Look for every instance that carries a token."""
+        """Find all instances with a token."""
         walk = shared_answers(self.ctx)
         return await self._look(lambda: walk.carrying(self.lease, token) if walk else self.provider.find(token), bool)
 
@@ -98,22 +99,22 @@ class Bound:
         return await self._act(self.provider.start, ident)
 
     async def raise_bid(self, ident: str, most: float) -> Answer[None]:
-        """Bid again for an outbid instance, where the platform takes bids."""
+        """Raise the bid for an outbid instance, if the platform has bids."""
         bidder = self.provider
         if not isinstance(bidder, Bidder):
             return Known(None)
         return await self._act(lambda outbid: bidder.raise_bid(outbid, most), ident)
 
     async def stop(self, ident: str) -> Answer[None]:
-        """Ask for a stop."""
+        """Request a stop."""
         return await self._act(self.provider.stop, ident)
 
     async def terminate(self, ident: str) -> Answer[None]:
-        """Ask for the end."""
+        """Request the termination."""
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:
-        """Ask, and believe an answer of an unproven key only when it shows the instance."""
+        """Query, and accept an answer to an unproven key only if it contains the instance."""
         found = await match(self.ctx, self.lease)
         if found is Match.OTHER:
             return self._unknown(found)
@@ -127,7 +128,7 @@ class Bound:
         return answer
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
-        """Send a verb, once the key in use is known to be of the lease's account or was seen to reach the instance."""
+        """Send a verb, after the current key is proven to be of the lease's account or to reach the instance."""
         if walk := shared_answers(self.ctx):
             walk.forget(self.lease.platform, ident)
         found = await match(self.ctx, self.lease)

@@ -1,4 +1,4 @@
-"""Automatic teardown as they hold now, and whether a watch runs that carries them out. It imports nothing heavy."""
+"""Read the automatic teardown of a job that is in force, and whether a watch runs to carry it out. A light module."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gpuwarden.lifecycle.leases.budgets import carried
 from gpuwarden.policy_record import Notice
 
 WATCH_FILE: Final = "watch.json"
-"""What the leading watch remembers from round to round, below the state folder."""
+"""File below the state folder in which the leading watch keeps its state between rounds."""
 ROUND: Final = "watch|round|"
-"""The entry of that file for the round itself; conditions have theirs beside it."""
+"""Key in that file for the round itself; the conditions have other keys."""
 WATCHED_S: Final = 900.0
-"""A timer that looks this often counts as a watch."""
+"""Seconds since the last round within which a watch, or a timer instead of one, counts as running."""
 
 
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
-    """Return the order that a job gets with its acceptance; None where a person is to be asked.
+    """Return the automatic teardown that a job gets at its acceptance; None if the user is to be asked.
 
-    `at` is when the approval has to be good, where that is not now. What a person said about this one job comes before
-    the policy. Another policy or ledger than the recorded one orders nothing.
+    `at` is the time at which the approval must be valid; None for now. A decision about this one job takes precedence
+    over the policy. A policy or ledger other than the recorded one gives no order.
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
@@ -49,9 +49,9 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
 
 
 def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
-    """Return the order under which a job's machine ends without a further question; None after an objection.
+    """Return the automatic teardown in force for a job; None after a hold.
 
-    An order through the policy holds while the policy in force gives it too.
+    An order from the policy is valid while the policy in force gives it too.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -59,9 +59,9 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as it holds now: with the longer grace, and a terminate covers a stop.
+    """Return an order as it is in force now: with the longer grace period; a policy that terminates allows a stop too.
 
-    A policy that can't be read orders nothing.
+    Return None if the policy does not give the order or can't be read.
     """
     if order.through == "approval":
         return order
@@ -73,9 +73,9 @@ def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
 
 
 def rounds(ctx: Context) -> tuple[float, float]:
-    """Return since when watches went round without a long gap, and when one last did; 0 where none ever did.
+    """Return the start of the watch's rounds without a long gap, and the time of the last round; 0 if none ran.
 
-    In seconds since the epoch.
+    Both are in seconds since the epoch.
     """
     try:
         since, last, _ = json.loads((ctx.home / WATCH_FILE).read_text("utf-8"))[ROUND]
@@ -85,14 +85,14 @@ def rounds(ctx: Context) -> tuple[float, float]:
 
 
 def watched(ctx: Context) -> bool:
-    """Return whether a watch went round lately."""
+    """Return whether a watch made a round in the last `WATCHED_S` seconds."""
     return ctx.clock.now() - rounds(ctx)[1] < WATCHED_S
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return what a reply about costs starts with: that no watch carries out automatic teardown, then the policy's."""
+    """Return the notices of a reply about costs: that no watch carries out automatic teardown, then the policy's."""
     ordered = False
-    with contextlib.suppress(WardenError):  # a broken policy is a warning itself
+    with contextlib.suppress(WardenError):  # an invalid policy is one of the warnings
         ordered = ctx.policy.teardown.automatic != "off"
     ordered = ordered or any(automatic_teardown(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
     return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)

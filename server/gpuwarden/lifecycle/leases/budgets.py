@@ -1,4 +1,4 @@
-"""Compare what jobs have cost and may still cost with the user's caps."""
+"""Compare the past and possible future cost of jobs with the user's caps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
-"""How many hours a machine whose job has ended is taken to bill on."""
+"""Hours that a machine is assumed to bill after its job has ended."""
 
 
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
-    """Return why a person has to be asked about this cost; empty when it is inside the user's caps.
+    """Return why the user must approve this cost; empty if it is within the caps.
 
-    `worst` is the cost of several jobs like this one, where there are several; `of` are those accepted already.
+    `worst` is the total cost of several jobs like this one, in US dollars; `of` are those already accepted.
     """
     worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
@@ -42,9 +42,9 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
         wanted = _work(facts.spec, facts.inputs)
         live = (read_job(ctx.ledger, job_id) for job_id in job_ids(ctx.ledger, *OPEN_JOBS))
         paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
-        twin = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
-        if twin is not None:
-            questions.append(f"job {twin.id} does the same work and has not ended, so it would be paid for twice")
+        duplicate = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
+        if duplicate is not None:
+            questions.append(f"job {duplicate.id} does the same work and has not ended, so it would be paid for twice")
     return "; ".join(filter(None, questions))
 
 
@@ -57,7 +57,7 @@ class Cap(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """Return that the cost is above the cap."""
+        """Describe how the cost exceeds the cap."""
         return f"it may come to {usd(self.cost)}, above {line(self.name, 160)} of {usd(self.limit)}"
 
 
@@ -70,10 +70,10 @@ def caps_on(
     machine: float | None = None,
     of: tuple[str, ...] = (),
 ) -> Iterator[Cap]:
-    """Yield every cap on a job: those of everybody, then its person's and its project's.
+    """Yield every cap on a job: the general caps, then those of its person and its project.
 
-    `worst` is what the whole job may cost, `machine` one of its machines, and `of` is the job, where it is accepted, or
-    all jobs of a fan-out.
+    `worst` is the maximum cost of the whole job, `machine` that of one of its machines, in US dollars; `of` is the job,
+    if it is accepted, or all jobs of its fan-out.
     """
     caps, pretend = ctx.policy.caps_for(spec.platform), spec.platform.startswith(REHEARSAL)
     yield Cap("per_job_usd", worst, caps.per_job_usd)
@@ -88,30 +88,30 @@ def caps_on(
 
 
 def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
-    """Return the first cap that a cost would break; empty when none. `of` are its jobs, where they are known.
+    """Describe the first cap that a cost would exceed; empty if none. `of` are its jobs, if they are accepted.
 
-    A ledger that lost events does not know what was spent, so that no cost fits into its caps.
+    If the ledger lost events, the past cost is unknown and every cost counts as above the caps.
     """
     doubt = ctx.ledger.trouble()
     if doubt is not None and doubt.incomplete:
-        return f"what was spent today is unknown, because {doubt.message}"
+        return f"today's spending is unknown, because {doubt.message}"
     return next((cap.broken for cap in caps_on(ctx, spec, worst, person, of=of) if cap.cost > cap.limit), "")
 
 
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
-    """Return the program, arguments and inputs, which make the same work whatever its name, limits or machine."""
+    """Return the program, arguments and inputs: jobs that share them do the same work."""
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
 def spent_today(
     ctx: Context, *, pretend: bool, without: tuple[str, ...] = (), counts: Callable[[JobRecord], bool] = lambda _: True
 ) -> float:
-    """Return what the last day's jobs cost or may still cost, and what older machines billed in it.
+    """Return the cost of the last day, in US dollars: of the jobs accepted in it, past and future, and of older ones.
 
-    Pretend money apart; of all jobs, or of those that `counts`.
+    `pretend` selects rehearsals or real jobs; `counts` selects the jobs.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
-    # what can have cost anything since then: the open jobs, and those whose machines bill or did
+    # Only open jobs and jobs whose machines bill, or billed since then, can have cost anything.
     billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
     costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
     for job in filter(counts, (read_job(ctx.ledger, job_id) for job_id in costing if job_id not in without)):
@@ -126,7 +126,7 @@ def spent_today(
 
 
 def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return what a job that goes on after a pause may cost from now on, in US dollars."""
+    """Return the maximum further cost of a job that was resumed after a pause, in US dollars."""
     resumed = ctx.ledger.last(job.subject, ResumeRequested)
     rests = job.state in TERMINAL_JOBS or (job.state is Job.PAUSED and not job.resume_requested)
     if resumed is None or resumed.data.worst_cost is None or rests:
@@ -136,28 +136,28 @@ def _to_come(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 
 
 def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
-    """Return what a job has cost and may still cost, in US dollars."""
+    """Return the past and maximum further cost of a job, in US dollars."""
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     cost = sum(lease.cost or 0.0 for lease in leases)
     before = sum(lease.cost or 0.0 for lease in leases if lease not in live)
     if job.state in TERMINAL_JOBS:
         if not live:
             return cost
-        # An ended job's machines bill until a person may have released them; else short jobs would cost nothing.
+        # An ended job's machines bill until the user releases them; without this, short jobs would cost nothing.
         cost += sum((lease.price or job.price or 0.0) * IDLE_H for lease in live)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((lease.price or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
-    # a relaunch may cost as much again as the job was to cost on the machine that was taken
+    # A relaunch may cost as much again as the job was expected to cost on its lost machine.
     return (before if live else 0.0) + max(
         (expected or 0.0) * times, cost - (before if live else 0.0) + _to_come(ctx, job, leases)
     )
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """Return what a machine that may be billing has cost since then, by its price: it bills on after its job ended.
+    """Return the cost since a time of a machine that may bill, by its price, in US dollars.
 
-    Where no price is reported any more, the last one counts, or the one that was checked.
+    If no price is reported, the last known one counts, or the checked one.
     """
     price = lease.price or job.price
     if lease.state not in LIVE_LEASES or price is None:
@@ -166,11 +166,11 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Channels of a spending approval that may carry a person's further decisions about the job."""
+"""Channels of a spending approval that may include further decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:
-    """Return the approval of a receipt's spending where what a person decided with it is good now, or was at a time."""
+    """Return the approval of a receipt's spending if its decisions are valid now, or were at `at`; else None."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if granted is None or issued is None or granted.data.channel not in TRUSTED:
@@ -180,6 +180,6 @@ def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGran
 
 
 def spending_approved(ctx: Context, receipt: str) -> bool:
-    """Return whether a person approved this receipt's spending, and the approval has not expired."""
+    """Return whether the user approved this receipt's spending and the approval has not expired."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     return granted is not None and granted.data.holds_at(ctx.clock.now())

@@ -1,4 +1,4 @@
-"""Danger clocks with dates: what a platform will do to a machine by itself, and when."""
+"""Compute danger clocks: the actions that a platform takes on a machine by itself, and their dates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord
 
 OFF = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
-SET_BY_PLATFORM = "the end that the platform has set"
+SET_BY_PLATFORM = "the end date set by the platform"
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return when a machine was first seen off in its present rest; None while it is not off."""
+    """Return when a machine was first reported off since it last ran; None if it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None
@@ -26,7 +26,7 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
 
 
 def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
-    """Return the seconds from a machine's order to its job's end at the latest; None where the job has no timeout."""
+    """Return the maximum seconds from a machine's order to its job's end; None if the job has no timeout."""
     if spec.timeout_s is None:
         return None
     runs = 1 + spec.max_restarts if spec.interruptible else 1
@@ -34,9 +34,9 @@ def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """Return the clocks with a known date of a machine that gpuwarden rented, the next one first.
+    """Return the danger clocks with a known date of a rented machine, the next one first.
 
-    Of a platform whose profile can't be read, only the end that the platform reports is known.
+    If the platform's profile can't be read, only the end reported by the platform is known.
     """
     if lease.instance is not None and lease.instance.state is InstanceState.GONE:
         return ()
@@ -53,7 +53,7 @@ def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadlin
     ]
     ends_at = lease.instance.ends_at if lease.instance else None
     if ends_at is not None:
-        effect = "the machine is stopped or ended, and with it the job"
+        effect = "the platform stops or terminates the machine, which ends the job"
         most_s = longest_run_s(ctx, job.spec) if profile else None
         running = off is None and job.state not in TERMINAL_JOBS
         after_job = running and most_s is not None and ends_at >= lease.opened_at + most_s

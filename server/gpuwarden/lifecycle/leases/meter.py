@@ -1,8 +1,8 @@
-"""Watching one instance's meter: what the provider says, and when it is believed.
+"""Poll an instance and decide whether it bills: an ended state is confirmed by a second answer.
 
-An answer that isn't understood moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
-believed on a second look that agrees with the first, at least the provider's settle time later; for "stopped" the
-bill must not have grown in between. An answer under another account's key is none.
+An answer that can't be interpreted moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
+confirmed by a second poll that agrees with the first, at least the provider's settle time later; for "stopped", the
+bill must not have grown in between. An answer to another account's key is ignored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Seconds at the full price by which the bill of a machine that is off may grow late."""
+"""Seconds at the full price that may be billed late for a machine that is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
-"""From which difference on a new price or a higher bill is recorded: a share, and US dollars."""
+"""Smallest difference of a price or bill that is recorded: a fraction, and US dollars."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
-    """Ask the provider about a lease's instance and record what follows. Known(None) means gone, seen once or twice."""
+    """Poll the provider for a lease's instance and record changes. Known(None) means gone, confirmed or not yet."""
     answer = await _look(ctx, lease_id)
     if (walk := shared_answers(ctx)) is not None:
         walk.settled(f"lease/{lease_id}")
@@ -75,23 +75,23 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Record what an instance that may bill shows anew: that it is back, its state, its address, its price."""
+    """Record the changes of an instance that may bill: its return, state, address or price."""
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
     if lease.state is Lease.UNVERIFIED:
         ctx.ledger.add(lease.subject, LeaseMetering(instance=instance))
     elif lease.state is Lease.STOPPED and not _being_ended(ctx, lease, instance):
-        why = "the instance was seen running after it had been seen stopped or gone"
+        why = "the provider reports the instance as running after it was confirmed stopped or gone"
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
     elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
-        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # it may come back at another port
+        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # a restart may change its port
     elif _dearer(ctx, lease, instance):
         ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
-    """Return a lease with the freshest answer that this process has heard, and its cost by now."""
+    """Return a lease with the latest answer that this process received, and its current cost."""
     lease = read_lease(ctx.ledger, lease_id)
     heard = ctx.seen.get(lease_id)
     if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
@@ -105,31 +105,31 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return the upper bound of a lease's cost so far, in US dollars, on which every cap acts. None: unknown."""
+    """Return the upper bound of a lease's cost so far, in US dollars, used by every cap. None: unknown."""
     return lease_now(ctx, lease_id).cost
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
-    """Return the state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
+    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
 
 def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an answer changes the cost by the ledger alone: recorded, every process shows the same figure."""
+    """Return whether an answer changes the cost enough to be recorded, so that every process shows the same cost."""
     price, now = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
     changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
     return changed or (instance.cost_usd or 0.0) > now * (1 + PRICE_CHANGE) + CENT
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether an instance that never ran anything is given back: only its end ends what it costs, disk too."""
+    """Return whether an instance that ran no job is being given back: only its termination ends all its costs."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
 def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an instance that does not bill stays off by itself.
+    """Return whether an instance that does not bill stays off.
 
-    An interrupted one may come back, unless its stop was asked for: a platform may show both in the same words.
+    An interrupted one may come back, unless its stop was requested: a platform may report both states alike.
     """
     if instance.state is not InstanceState.INTERRUPTED:
         return instance.state is InstanceState.STOPPED
@@ -139,10 +139,9 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
-    """Return why a machine that was believed off must have run since; empty where its bill shows nothing of that.
+    """Return why a machine that counts as off must have run since, according to its bill; empty if it has not.
 
-    A person may start it in the console and stop it again while nobody looks from here, and what was written meanwhile
-    is only on its disk.
+    The user may start and stop it in the console between two polls; files written meanwhile are only on its disk.
     """
     ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:
@@ -152,19 +151,19 @@ def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
         return ""
     explained = disk * 1.05 * (ctx.clock.now() - ended.at) / 3600 + price * UNSEEN_S / 3600
     grew = now - before
-    return f"its bill grew by {usd(grew)} since it was seen stopped, more than its disk costs" * (grew > explained)
+    return f"its bill grew by {usd(grew)} since it stopped, more than its disk costs" * (grew > explained)
 
 
 def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether a machine that was off is on its way out because gpuwarden asked for that: it does not run."""
+    """Return whether a machine that was off is terminating at gpuwarden's request: it does not run."""
     sent = ctx.ledger.last(lease.subject, VerbSent)
     return instance.state is InstanceState.TERMINATING and sent is not None and sent.data.verb == "terminate"
 
 
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
-    """Believe "gone" or "stopped" on the second look that agrees.
+    """Confirm "gone" or "stopped" by a second poll that agrees.
 
-    A machine whose bill grew faster than its disk explains is running, whatever its state.
+    A machine whose bill grows faster than the price of its disk counts as running in any reported state.
     """
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
         if saw == "stopped" and instance is not None and (why := _ran_unseen(ctx, lease, instance)):
@@ -180,8 +179,8 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
     if last is None or not agrees:
         _record(ctx, lease, LeaseLook(saw=saw, cost=billed), instance)
     elif now - last.at >= settle_s:
-        why = f"seen {saw} twice, {now - last.at:.1f} s apart"
-        cost = instance.cost_usd if instance else None  # where it is no bill, the ledger's answers tell the cost
+        why = f"{saw} in two polls, {now - last.at:.1f} s apart"
+        cost = instance.cost_usd if instance else None  # without a bill, the ledger computes the cost
         if lease.state in LIVE_LEASES:
             _record(ctx, lease, LeaseStopped(saw=saw, why=why, cost_usd=cost), instance)
         else:
@@ -189,5 +188,5 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
 
 
 def _record(ctx: Context, lease: LeaseRecord, event: LeaseBody, instance: Instance | None) -> None:
-    """Record an event with the answer that it rests on, where there is one."""
+    """Record an event together with the provider's answer, if it has one."""
     ctx.ledger.add(lease.subject, event if instance is None else event.model_copy(update={"instance": instance}))

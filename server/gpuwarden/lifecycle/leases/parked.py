@@ -1,6 +1,6 @@
-"""Whether a job's machine stopped itself, or may: what the ledger and the last look at it say.
+"""Return whether a job's machine stopped itself, or may, according to the ledger and the last poll.
 
-How it comes to that is decided in `lifecycle/leases/parking.py`.
+`lifecycle/leases/parking.py` decides whether a machine may stop itself.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gpuwarden.lifecycle.records import JobRecord
 
 
 def parked(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is off, was told that it may stop itself, and gpuwarden did not stop it.
+    """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
-    Whoever stopped it, everything declared is on its disk.
+    In each case, including a stop in the console, all declared outputs are on its disk.
     """
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False
@@ -30,7 +30,7 @@ def parked(ctx: Context, job: JobRecord) -> bool:
 
 
 def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
-    """Return whether a job's machine was started again after an event, as far as anybody here has seen."""
+    """Return whether a job's machine is known to have been started again after the event with number `seq`."""
     if job.lease is None:
         return False
     launched, instance = ctx.ledger.last(job.subject, JobSubmitted), lease_now(ctx, job.lease).instance
@@ -41,7 +41,7 @@ def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
 
 
 def may_park(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's own machine runs and may stop itself."""
+    """Return whether a job's machine runs and may stop itself."""
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False
     instance = lease_now(ctx, job.lease).instance

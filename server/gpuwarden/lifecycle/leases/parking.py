@@ -1,8 +1,8 @@
-"""Machines that stop themselves: a job has ended, nobody comes for what it saved, and a stop loses nothing of it.
+"""Self-stop: a machine stops itself after its job has ended, if its outputs are not pulled and survive a stop.
 
-A person allows it in the policy file, and the job keeps what was allowed when it was accepted. Its runner is told at
-the launch, only where the profile says that the machine can stop itself with a key of its own and that every declared
-output outlives a stop. A machine that stopped itself is started again for a pull, inside the caps.
+The user allows it in the policy file, and a job keeps the setting from its acceptance. The runner gets it at the
+launch, and only if the profile states that the machine can stop itself with its own key and that every declared output
+survives a stop. A self-stopped machine is started again for a pull, within the caps.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
-"""Seconds after the grace of automatic teardown in which the watch may end the machine itself."""
+"""Seconds after the grace period of automatic teardown that the watch has to end the machine before a self-stop."""
 OVERRUN_S: Final = 600.0
-"""Seconds after its timeout in which a job's supervisor ends it, before the machine counts as left alone."""
+"""Seconds that a job's supervisor has to end it after its timeout, before the machine counts as idle."""
 STATUS: Final = "status.json"
-"""Below the run root like every relative output: without it nobody learns how the job ended."""
+"""File below the run root, like every relative output, that records how the job ended."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""Hours that a machine which is started again is taken to bill until its outputs are here."""
+"""Hours that a restarted machine is assumed to bill until its outputs are pulled."""
 
 
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
-    """Return what a job gets with its acceptance; None where no machine may stop itself.
+    """Return the self-stop order for a job at its acceptance; None if the policy does not allow self-stop.
 
-    Automatic teardown comes first: its grace passes before any machine stops itself.
+    Automatic teardown comes first: a machine stops itself only after its grace period.
     """
     in_force = ctx.in_force
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
@@ -58,7 +58,7 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
 def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
     """Return the order under which a job's machine may stop itself.
 
-    None after an objection, and where the policy in force lets no machine stop itself, or can't be read.
+    Return None after a hold, and if the policy in force does not allow self-stop or can't be read.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -69,9 +69,9 @@ def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
 
 
 def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
-    """Return what the runner of a job is told about its own machine; None where a stop could lose anything.
+    """Return the self-stop instructions for a job's runner; None if a stop could lose files.
 
-    An interruptible machine that was outbid looks like one that stopped itself, so none of these parks.
+    An outbid interruptible machine looks like a self-stopped one, so interruptible machines get none.
     """
     ordered, profile = allowed_to_park(ctx, job.id), ctx.profile(job.spec.platform)
     facts = profile.unattended
@@ -81,7 +81,7 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
         return None
     by = SelfStop(command=place.self_stop) if place.root else facts.by
     if place.root and not place.self_stop:
-        return None  # what stops a real machine must never run on this one
+        return None  # the stop command of a real machine must never run on this one
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
     outputs = () if place.root else job.outputs
@@ -91,25 +91,25 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
 
 
 def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
-    """Return whether a file on a job's machine outlives a stop."""
+    """Return whether a file on a job's machine survives a stop."""
     profile = ctx.profile(spec.platform)
     return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
 
 
 async def wake(ctx: Context, job_id: str) -> None:
-    """Start a job's machine where it stopped itself, wait until it runs, and let it stop itself again.
+    """Start a job's machine if it stopped itself, wait until it runs, and let it stop itself again.
 
-    However many processes ask, it is started once. Raises Refused where its price is above what a person allowed,
-    Unreachable while it starts or can't be started.
+    Concurrent calls start it once. Raises Refused if its price is above the approved amount and the caps, and
+    Unreachable while it starts or if it can't be started.
     """
     job = read_job(ctx.ledger, job_id)
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return
     async with ctx.lock(job_id):
-        answer = await look(ctx, job.lease)  # it may have parked, or have been started, since anybody here looked
+        answer = await look(ctx, job.lease)  # its state may have changed since the last poll
         machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
         woken = ctx.ledger.last(subject, ResumeIntent)
-        later = (ctx.ledger.last(subject, ParkingArmed), ctx.ledger.last(subject, VerbSent))  # a stop ends a start too
+        later = (ctx.ledger.last(subject, ParkingArmed), ctx.ledger.last(subject, VerbSent))  # a stop cancels a start
         starts = woken is not None and all(event is None or event.seq < woken.seq for event in later)
         up = machine is not None and machine.state is InstanceState.RUNNING
         if machine is not None and (parked(ctx, job) or (starts and not up)):
@@ -117,7 +117,7 @@ async def wake(ctx: Context, job_id: str) -> None:
             starts = True
         if not starts:
             return
-        handle = read_job(ctx.ledger, job_id).handle  # it may have another address now
+        handle = read_job(ctx.ledger, job_id).handle  # its address may have changed
         backend = ctx.backend(job.handle.backend)
         if handle is not None and isinstance(backend, Parking) and allowed_to_park(ctx, job_id) is not None:
             await backend.arm(handle, job.attempt)
@@ -125,21 +125,21 @@ async def wake(ctx: Context, job_id: str) -> None:
 
 
 async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
-    """Ask for the start unless the machine is on its way already, and wait for a while."""
+    """Request a start, unless the machine is already starting, and wait up to `WAKE_S`. Raises Refused, Unreachable."""
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if machine.state is InstanceState.STOPPED:
         if why := _too_dear(ctx, job):
-            console = "Start it in the platform's console, or allow more in the policy."
+            console = "Start it in the platform's console, or raise the caps in the policy."
             raise Refused(f"the machine of job {job.id} stopped itself and is not started again: {why}", console)
-        ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs are asked for"))
+        ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs were requested"))
         try:
             started = await Bound(ctx, lease).start(machine.id)
         except WardenError as refusal:
             ctx.ledger.add(lease.subject, StartRefused(why=refusal.message))
             raise Unreachable(
                 f"{lease.platform} does not start the machine of job {job.id}: {refusal.message}",
-                ("Its disk keeps what was saved.", do(Action.RETRY, "later")),
+                ("Its outputs remain on its disk.", do(Action.RETRY, "later")),
             ) from refusal
         if isinstance(started, Unknown):
             ctx.ledger.add(lease.subject, StartRefused(why=started.why))
@@ -150,14 +150,14 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
         if instance is not None and instance.state is InstanceState.RUNNING and instance.place is not None:
             return
         if ctx.clock.now() >= until:
-            state = instance.state if instance else "not seen"
+            state = instance.state if instance else "not listed"
             again = do(Action.PULL, "again in a few minutes", job_id=job.id)
-            raise Unreachable(f"the machine of job {job.id} was started and is {state} yet", again)
+            raise Unreachable(f"the machine of job {job.id} was started and is still {state}", again)
         await ctx.clock.sleep(LOOK_S)
 
 
 def _too_dear(ctx: Context, job: JobRecord) -> str:
-    """Return why a start needs a person's yes; empty inside what was approved for the job, or inside the caps."""
+    """Return why a start needs approval; empty if its cost is within the job's approved amount or the caps."""
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     if lease.price is None or lease.cost is None:
@@ -169,12 +169,12 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
 
 
 async def hold(ctx: Context, job_id: str) -> bool:
-    """Tell a job's machine to stay on. Return whether there was anything to tell it. Raises what keeps us out."""
+    """Cancel the self-stop of a job's machine. Return False if it has none. Raises an error if it can't be reached."""
     job = read_job(ctx.ledger, job_id)
     if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):
         return False
     backend = ctx.backend(job.handle.backend)
     if not isinstance(backend, Parking):
-        raise NotSupported("this backend can't tell a machine to stay on")
+        raise NotSupported("this backend can't cancel a machine's self-stop")
     await backend.hold(job.handle)
     return True

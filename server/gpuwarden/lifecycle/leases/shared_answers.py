@@ -1,8 +1,8 @@
-"""Answers that one walk over all jobs shares: a platform's list for all its machines, a poll for all jobs of a place.
+"""Share answers in one pass over all jobs: one list per platform for its machines, one poll per place for its jobs.
 
-A round over a thousand machines asks their platform once. Nothing else changes: a machine that the list lacks, or shows
-as gone or unreadable, is asked for by its id, as is one of which anything was recorded or requested since the list. The
-same holds for a place and its jobs. A platform with a single machine is asked for that one.
+A pass over a thousand machines queries their platform once. A machine is queried by its id if the list lacks it or
+reports it as gone or unclear, or if an event or request of it is newer than the list. Polls of a place and its jobs
+follow the same rule. A platform with a single machine is queried for that machine.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from gpuwarden.lifecycle.timeouts import in_time
 from gpuwarden.providers.base import list_in_hand
 
 FRESH_S: Final = 60.0
-"""How long a shared answer counts: a walk over many slow machines asks again."""
+"""Seconds that a shared answer is valid: a pass over many slow machines queries again."""
 _UNTOLD: Final = frozenset({InstanceState.GONE, InstanceState.UNCLEAR})
 
 
 @dataclass
 class _List:
-    """One platform's list. `seq` is the ledger's last event before it was asked for."""
+    """One platform's list. `seq` is the number of the ledger's last event before the request."""
 
     answer: Answer[tuple[Instance, ...]]
     seq: int
     at: float
     machines: dict[str, Instance | None] = field(default_factory=dict)
-    """What is known of each: as listed, or as it was seen by itself since; None for one that is gone."""
+    """By id: the machine as listed, or as returned by a later query of its id; None if it is gone."""
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
-    """Where the list was not read: whether a machine that was asked for by itself was not seen either."""
+    """If the list failed: whether the query for a single machine failed too; None if none was made."""
 
 
 @dataclass
 class _Poll:
-    """One answer about the jobs of a place. Each job's observation is used once."""
+    """One poll of the jobs of a place. Each job's observation is used once."""
 
     seq: int
     at: float
@@ -55,12 +55,12 @@ class _Poll:
 
 
 class SharedAnswers:
-    """What one walk over the given jobs and leases was told."""
+    """The answers of one pass over the given jobs and leases."""
 
     def __init__(self, ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> None:
         self.ctx = ctx
         self.hurried: set[str] = set()
-        """Platforms that refused an order of this walk because there were too many calls."""
+        """Platforms that rate-limited an order in this pass."""
         self._settled: dict[str, int] = {}
         self._machines = Counter(lease.platform for lease in leases)
         self._lists: dict[str, _List] = {}
@@ -70,18 +70,18 @@ class SharedAnswers:
             self._jobs.setdefault(_where(handle), {})[handle.token] = handle
 
     def forget(self, platform: str, ident: str) -> None:
-        """Drop what a list says of a machine: something was requested of it since."""
+        """Drop a machine from its platform's list, because a request was sent to it since."""
         if (known := self._lists.get(platform)) is not None:
             known.machines.pop(ident, None)
 
     async def machine(self, lease: LeaseRecord, ident: str) -> Answer[Instance | None]:
-        """Return a lease's machine by its platform's list, or ask for it by its id where that decides nothing."""
+        """Return a lease's machine from its platform's list, or query it by its id if the list is not conclusive."""
         provider, many = self.ctx.provider(lease.platform), self._machines[lease.platform] > 1
         known = await self._list(lease.platform, ask=many)
         if isinstance(known.answer, Unknown):
             if known.limited or known.silent:
                 return known.answer
-            known.silent = True  # unless one machine can be seen: then only the list can't be read
+            known.silent = True  # reset if one machine answers: then only the list failed
             answer = await provider.get(ident)
             known.silent = isinstance(answer, Unknown)
             return answer
@@ -96,7 +96,7 @@ class SharedAnswers:
         return answer
 
     async def carrying(self, lease: LeaseRecord, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return the machines that carry a token by their platform's list, or ask for them."""
+        """Return the machines with a token, from their platform's list or by a query."""
         if self._machines[lease.platform] > 1:
             known = await self._list(lease.platform)
             if self._last_seq(lease.subject) <= max(known.seq, self._settled.get(lease.subject, 0)):
@@ -106,11 +106,11 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Let answers count on for a lease of which only a look at them was recorded."""
+        """Keep the answers of a lease valid: its latest events only record these answers."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
-        """Return what a job's backend says of it, by one poll of all jobs of its place. Raises what that raises."""
+        """Return the backend's observation of a job, from one poll of all jobs of its place. Raises its error."""
         where = _where(handle)
         there = self._jobs.get(where, {})
         known = self._polls.get(where)
@@ -120,7 +120,7 @@ class SharedAnswers:
             known = self._polls[where] = _Poll(self.ctx.ledger.last_seq(), anyio.current_time(), set(there))
             try:
                 known.seen = await self.ctx.backend(handle.backend).poll(list(there.values()))
-            except WardenError as error:  # an answer that can't be read may be about one of them only
+            except WardenError as error:  # an unreadable answer may concern one job only
                 known.error = error
         there.pop(handle.token, None)
         if known is not None and handle.token in known.asked and self._last_seq(job.subject) <= known.seq:
@@ -141,7 +141,7 @@ class SharedAnswers:
         if not ask:
             known = self._lists[platform] = _List(Known(()), self.ctx.ledger.last_seq(), anyio.current_time())
         else:
-            unread = Unknown(f"{platform} was asked for its list and has not answered")
+            unread = Unknown(f"{platform} has not answered the request for its list")
             known = self._lists[platform] = _List(unread, self.ctx.ledger.last_seq(), anyio.current_time())
             try:
                 known.answer = await in_time(platform, self.ctx.provider(platform).list())
@@ -149,7 +149,7 @@ class SharedAnswers:
                 known.answer, known.limited = Unknown(error.message), isinstance(error, RateLimited)
             if isinstance(known.answer, Known):
                 known.there = {i.id for i in known.answer.value if i.state is not InstanceState.GONE}
-                # A row is all that there is to know of a machine, except AutoDL's, which has no address and no price.
+                # A row has all facts of a machine, except AutoDL's, which lacks the address and the price.
                 known.machines = {
                     i.id: i
                     for i in known.answer.value
@@ -166,14 +166,14 @@ def _where(handle: Handle) -> str:
 
 
 def shared_answers(ctx: Context) -> SharedAnswers | None:
-    """Return what the present walk over this context's jobs shares; None outside of one."""
+    """Return the shared answers of the current pass over this context's jobs; None outside a pass."""
     walk = _WALK.get()
     return walk if walk is not None and walk.ctx is ctx else None
 
 
 @contextmanager
 def sharing(ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecord]) -> Iterator[SharedAnswers]:
-    """Let the looks of this task at the given jobs and leases share their answers."""
+    """Share the answers about the given jobs and leases within this task."""
     walk = SharedAnswers(ctx, jobs, leases)
     token = _WALK.set(walk)
     try:
@@ -184,7 +184,7 @@ def sharing(ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecor
 
 @contextmanager
 def sharing_nothing() -> Iterator[None]:
-    """Let this task ask for each machine and job itself, as what an approval rests on has to be."""
+    """Query each machine and job separately within this task: an approval needs current answers."""
     token = _WALK.set(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Asking a provider for a machine's stop or end. Only an observation ends a lease; an answer is a claim."""
+"""Request a machine's stop or termination. Only an observation ends a lease; the provider's answer does not."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import TeardownRecord
 
 ASK_AGAIN_S: Final = 30.0
-"""How long a verb that the platform took is given to show an effect before it is sent again."""
+"""Seconds that an accepted verb has to take effect before it is sent again."""
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""What a platform may ask us to wait at most: the machine bills meanwhile."""
+"""Longest wait that a platform may request, in seconds: the machine bills meanwhile."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether nothing more is sent for an approved request.
+    """Return whether no call may be sent for an approved request.
 
-    Automatic teardown approved it and its order holds no more, or the approval expired before the first call was sent:
-    the process that was to send it died, or the computer slept.
+    Either automatic teardown approved it and was canceled since, or the approval expired before the first call was
+    sent, for example because the process died or the computer slept.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     if granted is None:
@@ -48,16 +48,17 @@ def call_sent(ctx: Context, record: TeardownRecord) -> bool:
 
 
 async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecord | None = None) -> None:
-    """Take the next step towards a machine's stop or end: a stop first, where the platform wants one.
+    """Send the next verb for a machine's stop or termination: first a stop, if the platform requires it.
 
-    Nothing is sent to a machine that is on its way already, was just seen gone, took the verb a moment ago, or whose
-    platform asked us to wait. A refusal or a lost reply is recorded, and the next call asks again. Nothing is sent for
-    a request (`by`) that the user objected to: the intent is recorded before the call only if no objection is.
+    No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
+    `ASK_AGAIN_S` ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next call
+    retries. No verb is sent for a request (`by`) under a hold: the intent is recorded, before the call, only without a
+    hold.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
     if lease.instance is None or (last is not None and last.data.saw == "gone"):
-        return  # the second look confirms it
+        return  # a second poll confirms it
     step = next_verb(ctx.profile(lease.platform), lease.instance, verb)
     if step is None:
         return
@@ -66,7 +67,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         same = before.data.verb == step and before.data.taken
         if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
             return
-    with ctx.ledger.transaction():  # an objection is recorded either before this or too late
+    with ctx.ledger.transaction():  # a hold is recorded either before this or too late
         if by is not None and voided(ctx, by):
             return
         ctx.ledger.add(lease.subject, VerbIntent(verb=step))
@@ -76,7 +77,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         why = answer.why if isinstance(answer, Unknown) else None
         sent = VerbSent(verb=step, taken=True) if why is None else VerbSent(verb=step, taken=False, why=why)
     except RateLimited as busy:
-        # the platform's own wait, but at least one that doubles with each refusal in a row
+        # The platform's wait, but at least a backoff that doubles with each consecutive refusal.
         earlier = reversed(ctx.ledger.events(lease.subject, kind=VerbSent))
         refused = sum(1 for _ in takewhile(lambda event: event.data.not_before is not None, earlier))
         backoff_s = min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S)
@@ -88,7 +89,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
 
 def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
-    """Return the verb to send now so that a machine gets stopped or terminated; None when there is none to send."""
+    """Return the verb to send now so that a machine is stopped or terminated; None if none is needed."""
     if instance.state in _ENDING:
         return None
     if verb == "stop":

@@ -1,1 +1,1 @@
-"""Observe jobs, meters, balances and deadlines; raise alerts."""
+"""Observe jobs, billing, balances and deadlines; raise alerts."""

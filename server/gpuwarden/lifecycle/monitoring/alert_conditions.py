@@ -1,4 +1,4 @@
-"""Find what deserves an alert now, in the ledger and in what this process last observed. Nothing is queried."""
+"""Compute the current alert conditions from the ledger and this process's last observations. Nothing is queried."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ from gpuwarden.remote.ssh.host_keys import HostKeyChanged
 
 DAY_S: Final = 86_400.0
 OVERLAP_S: Final = 600.0
-"""How far the clocks of two processes that write one ledger may be apart."""
+"""Largest difference between the clocks of two processes that write one ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""Seconds that something waits for a person before its alert is repeated."""
+"""Seconds that a question waits for an answer before its alert is repeated."""
 ORDER_LATE_S: Final = 120.0
-"""Seconds that automatic teardown may be late before its machine counts as billing for nothing."""
+"""Seconds that automatic teardown may be late before the alert on the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
-"""Kinds that only a look at the machine can raise or clear."""
+"""Kinds that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
-"""Kinds that say of a machine what the question about its end says as well."""
+"""Kinds that repeat an open question about the machine's teardown."""
 UPLOAD: Final = "upload_failed"
-"""The kind of an upload to an artifact store that fails; it may fail after the job's end too."""
+"""Kind of a failed upload to an artifact store; an upload may also fail after the job has ended."""
 SAID_BY_RUNNER: Final = {
-    "gpu_oom": ("gpu_oom", "its output says that a GPU ran out of memory."),
-    "timeout": ("time_limit", "its time limit is near; what it has not saved by then is lost."),
+    "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to its output."),
+    "timeout": ("time_limit", "its time limit is near; unsaved work is lost then."),
 }
-"""Alerts of the runner that a person hears of, by their kind: the condition and its words."""
+"""Alerts of the runner that are passed on to the user, by kind: the condition and its text."""
 BALANCE: Final = "watch/balance-"
-"""Before a platform's name: the subject of what is said of its account's money."""
+"""Prefix of the subject of alerts about an account's balance; the platform's name follows."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that is so now. It becomes an alert when it has held for `hold_s` seconds.
+    """A condition that is true now. It becomes an alert after it has lasted for `hold_s` seconds.
 
-    `since` is when it began, where the ledger knows; otherwise it counts from when it was first seen. A condition
-    whose `same` changes starts again. One with a `mark` is an event: it is reported once and never clears.
+    `since` is the time of its start if the ledger records one; otherwise the time of the first observation counts.
+    A change of `same` restarts the count. A condition with a `mark` is an event: it is reported once and never clears.
     """
 
     subject: str
@@ -85,27 +85,27 @@ class Condition:
 
     @property
     def key(self) -> Key:
-        """Return the key under which it is reported once."""
+        """Return the key that identifies the condition; each key is reported once."""
         return self.subject, self.kind, self.mark
 
 
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
-    """Return all current conditions. Other tasks run between one job and the next.
+    """Return all current conditions. Yields to other tasks between jobs.
 
-    `raised` are the open alerts: near its limit, a condition stays until it clears well.
+    `raised` are the keys of open alerts: an open alert clears at a stricter limit than it was raised at.
     """
     found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
         cap = ctx.policy.caps_for(platform).per_day_usd
         if cap > 0 and (billed := await billed_today(ctx, pretend=bool(platform))) >= cap:
-            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs go on?"
+            text = f"about {usd(billed)} in 24 hours; per_day_usd is {usd(cap)}. May the running jobs continue?"
             found.append(Condition(subject, "day_budget", text))
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        # An open alert clears later than it was raised: what is spent goes up and down.
+        # An open alert clears at a higher limit than it was raised at, because spending fluctuates.
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
         if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
-            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or give back what is not needed."
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or end machines you do not need."
             found.append(Condition(subject, "danger_clock", line(text, 400)))
     for job_id in _watched(ctx):
         await checkpoint()
@@ -119,7 +119,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
         if lease.id == job.lease and parked(ctx, job):
             rate = lease.instance.stopped_usd_per_hour if lease.instance else None
             disk = f" ({usd_per_hour(rate)})" if rate else ""
-            text = f"the machine of {job.id} on {lease.platform} stopped itself: nobody came. Its disk may bill{disk}."
+            text = f"the idle machine of {job.id} on {lease.platform} stopped itself. Its disk may be billed{disk}."
             text += f" Its artifact store is {job.spec.artifact_store}." if job.spec.artifact_store else ""
             found.append(Condition(lease.subject, "parked", text, next_steps=following(ctx, job)))
             found += [ending for ending in _ending(ctx, job) if ending not in found]
@@ -127,7 +127,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
 
 
 def _watched(ctx: Context) -> list[str]:
-    """Return the jobs that conditions are looked for of: what is not settled, and what failed lately."""
+    """Return the ids of the jobs to check: the unsettled ones and those that failed within a day."""
     day = ctx.clock.now() - DAY_S
     failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
     lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
@@ -142,9 +142,9 @@ def _conditions_of(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iter
 
 
 def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
-    """Return the raised alerts whose cause is not seen to be gone, without those that only repeat a question.
+    """Return the raised alerts whose cause may persist, without those that only repeat a question.
 
-    The leading watch records the end of those whose cause is gone.
+    The leading watch records the end of the others.
     """
     alerts = [Alert.read(event) for event in ctx.ledger.standing_alerts()]
     keys, present = {alert.key for alert in alerts}, dict[str, set[Key]]()
@@ -161,7 +161,7 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
         if job.id in asked and alert.kind in ASKED:
             return False
         if kind == "job" and job.state not in TERMINAL_JOBS and job.id not in ctx.observed:
-            return True  # only a look at the job could show that
+            return True  # only an observation of the job can clear it
         if job.id not in present:
             present[job.id] = {c.key for c in _conditions_of(ctx, job, keys)} if job.id in watched else set()
         return alert.key in present[job.id]
@@ -170,9 +170,9 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield what waits for a person, in the words that every list of it uses.
+    """Yield a condition for each open question to the user, with the text that every list of questions uses.
 
-    Each comes again, three times as late as before.
+    A question is repeated at growing intervals: each is three times as long as the one before.
     """
     for asked in what_waits(ctx):
         if asked.kind in {"ordered", "price", "blocked", "unasked"}:
@@ -180,7 +180,7 @@ def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
         kind, text = "approval", f"{asked.text}. It waits for your approval."
-        if asked.kind == "unseen_end":  # the platform took the verb, and the machine bills on
+        if asked.kind == "unseen_end":  # the platform accepted the request, but the machine still bills
             kind, text = "unseen_end", f"{asked.text}."
         yield Condition(asked.subject, kind, line(text, 600), mark=str(times), next_steps=asked.next_steps)
 
@@ -193,7 +193,7 @@ def _recent(ctx: Context, at: float) -> bool:
 
 
 def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iterator[Condition]:
-    """Yield what is so of a job: its failure or interruption, questions about it, and what its last look showed."""
+    """Yield the conditions of a job: failure, interruption, open questions, and those from its last observation."""
     why = line(job.why, 200)
     if job.state is Job.FAILED and _recent(ctx, job.since):
         text, following = f"{job.id} failed: {why}.", (*job.next_steps, *recovery_steps(ctx, job))
@@ -206,7 +206,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     if again is not None and _recent(ctx, again.at):
         text = (
             f"{job.id} lost its machine. Another one is rented, for at most {usd(again.data.worst_cost)}, and the job "
-            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget are left after that."
+            f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget remain after that."
         )
         yield Condition(
             job.subject, "relaunched", text, mark=str(again.seq), next_steps=(do(Action.CHECK, job_id=job.id),)
@@ -214,12 +214,12 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     yield from _ending(ctx, job)
     seen = ctx.observed.get(job.id)
     if seen is not None and (failed := next((a for a in seen.alerts if a.kind == "self_park"), None)):
-        text = f"{job.id}: {line(failed.text, 240)}. It bills."
+        text = f"{job.id}: {line(failed.text, 240)}. The machine is billed."
         yield Condition(job.subject, "self_park", text, next_steps=(do(Action.CHECK, job_id=job.id),))
     if seen is not None and seen.upload and job.spec.artifact_store:
         keys = " and ".join(StoreAddress.parse(job.spec.artifact_store).secrets)
         text = f"{job.id}: {line(seen.upload, 300)}. The store is {job.spec.artifact_store}; its key is {keys}."
-        rights = "Give the key the right to write there: the upload is tried again by itself."
+        rights = "Give the key write access to the store: the upload is retried automatically."
         yield Condition(job.subject, UPLOAD, text, next_steps=steps((rights, do(Action.CHECK, job_id=job.id))))
     if job.state in TERMINAL_JOBS:
         return
@@ -229,22 +229,22 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
         text = f"{job.id}: {line(ctx.blind[job.id].message)}. Is this still your machine? Nothing is sent to it."
         yield Condition(job.subject, "host_key", text)
     if job.state is Job.UNKNOWN and job.reason is not Code.PARKED:
-        text = f"nothing is known of {job.id}: {why}. Its machine counts as billing."
+        text = f"the state of {job.id} is unknown: {why}. Its machine counts as billing."
         yield Condition(job.subject, "unknown", text, ctx.policy.watch.unknown_minutes * 60, since=job.since)
     if seen is not None and job.state in {Job.RUNNING, Job.UNKNOWN}:
         yield from _observed_conditions(ctx, job, seen, raised)
 
 
 def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
-    """Yield that automatic teardown ends a job's machine after a grace."""
+    """Yield the notice that automatic teardown will end a job's machine after a grace period."""
     said = ctx.ledger.last(job.subject, EndingAnnounced)
     if said is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
         text = (
-            f"{job.id} succeeded and everything that it saved is proven here. Automatic teardown, set by {origin}, "
+            f"{job.id} succeeded and all its outputs are verified here. Automatic teardown, set by {origin}, "
             f"will {order.verb} its machine in {counted(round(order.grace_s / 60), 'minute')}."
         )
-        text += f" {' and '.join(order.storage)} bills on after that." if order.storage else ""
+        text += f" {' and '.join(order.storage)} remains billed after that." if order.storage else ""
         objection = (do(Action.HOLD, "to object", job_id=job.id),)
         yield Condition(job.subject, "ending_soon", text, mark=str(said.seq), next_steps=objection)
 
@@ -252,22 +252,22 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
-    """Yield what an observation of a job shows: an idle GPU, a stall, a disk that fills."""
+    """Yield the conditions in an observation of a job: an idle GPU, a stall, a disk that fills."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
         text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is it stuck?"
         yield Condition(job.subject, "idle_gpu", text, watch.idle_minutes * 60, next_steps=look)
     if said := divergence_of(seen):
-        text = f"{job.id}: {line(said, 160)}. Nothing that it saves from now on is of use."
+        text = f"{job.id}: {line(said, 160)}. Later checkpoints are unusable."
         yield Condition(job.subject, "diverged", text, next_steps=look)
     for kind, (condition, words) in SAID_BY_RUNNER.items():
         if any(alert.kind == kind for alert in seen.alerts):
             yield Condition(job.subject, condition, f"{job.id}: {words}", mark=str(job.attempt), next_steps=look)
     step = "no step" if seen.step is None else f"step {seen.step}"
-    text = f"{job.id}: no new step and no line of log for {watch.stall_minutes} minutes ({step})."
+    text = f"{job.id}: no new step and no log line for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
-    if said := stall_of(seen):  # it has waited already
+    if said := stall_of(seen):  # the runner has waited already
         text, hold_s = f"{job.id}: {line(said, 120)}.", 0
     same = f"{seen.step} {seen.log_bytes}"
     yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
@@ -275,10 +275,10 @@ def _observed_conditions(
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # An open alert clears a little later than it was raised, so that it does not flicker.
+        # An open alert clears at a higher limit than it was raised at, so that it does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
-            text = f"{job.id}: {100 * free / total:.0f} % of the {what} are left; the next checkpoint may not fit."
+            text = f"{job.id}: {100 * free / total:.0f} % of the {what} is left; the next checkpoint may not fit."
             yield Condition(job.subject, kind, text)
 
 
@@ -286,7 +286,7 @@ def _observed_conditions(
 
 
 def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
-    """Yield what is so of a machine: it bills for nothing, can't be seen, met a cap, came back, or ends soon."""
+    """Yield the conditions of a machine: idle but billed, unreachable, at a cap, running again, or ending soon."""
     watch, cost = ctx.policy.watch, lease.cost
     machine, seen = f"the machine of {job.id} on {lease.platform}", lease.instance
     rate = "" if seen is None or seen.price_usd_per_hour is None else f", {usd_per_hour(seen.price_usd_per_hour)}"
@@ -295,11 +295,11 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
-        # A teardown of the job ends its own machine, so only the console ends this one for sure.
-        why, hold_s = f"was ordered for {job.id}, which does not use it", 0.0
+        # A teardown of the job ends the job's current machine, so only the console surely ends this one.
+        why, hold_s = f"was rented for {job.id}, which does not use it", 0.0
         if given_back is not None:
             why, hold_s = f"was given back because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
-        bills = "its disk may bill" if seen.meter is False else f"it bills{rate}"
+        bills = "its disk may be billed" if seen.meter is False else f"it is billed{rate}"
         text = f"the machine {line(seen.id, 80)} on {lease.platform} {why}, and {bills}, {usd(cost)} so far."
         yield Condition(
             lease.subject,
@@ -314,14 +314,14 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         since = lease.answers[-1][0] if lease.answers else lease.opened_at
         text = (
             f"{lease.platform} has not answered about the machine of {job.id} since {utc(since)}{why}. "
-            f"It counts as billing, {usd(cost, lease.estimated)} so far. Look at the platform's console."
+            f"It counts as billing, {usd(cost, lease.estimated)} so far. Check the platform's console."
         )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         text = (
-            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays and bills. "
-            "May it be given back?"
+            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays billed. "
+            "May it be ended?"
         )
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
@@ -329,7 +329,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     asked = woken is not None and back is not None and woken.seq < back.seq and back.at - woken.at < DAY_S
     if back is not None and not asked and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
         off = back.data.instance is not None and back.data.instance.meter is False
-        text = f"{machine} was believed {f'off, but {back.data.why}' if off else 'ended and runs again; it bills'}."
+        text = f"{machine} was recorded as {f'off, but {back.data.why}' if off else 'ended, but runs and bills'}."
         end = (do(Action.TEARDOWN, job_id=job.id),)
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)
     cap = ctx.policy.caps_for(lease.platform).per_instance_usd
@@ -337,15 +337,15 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         yield Condition(
             lease.subject,
             "instance_cap",
-            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it go on?",
+            f"{machine} has cost {usd(cost)}; per_instance_usd is {usd(cap)}. May it continue?",
         )
     yield from _clocks(ctx, job, lease)
 
 
 def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condition:
-    """Return that a job has ended and its machine bills: after a while, or once its announced end is overdue.
+    """Return the condition that a job has ended and its machine is billed, or that its announced end is overdue.
 
-    The first announcement counts: one that is given again and again would be overdue never.
+    The first announcement counts: the end would never be overdue if each repetition postponed it.
     """
     ordered = automatic_teardown(ctx, job.id) is not None
     said = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
@@ -364,9 +364,9 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
 
 def raise_overdue(ctx: Context) -> None:
-    """Raise that an ordered end is overdue, whoever looks: no watch may be there to do it.
+    """Raise an alert for each overdue automatic teardown. Every command does it, because no watch may be running.
 
-    While the policy can't be read, replies say that instead.
+    While the policy can't be read, replies report that instead.
     """
     unable = ctx.ledger.readable_only or any(notice.kind == "broken" for notice in ctx.warnings)
     for job_id in () if unable else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
@@ -376,13 +376,13 @@ def raise_overdue(ctx: Context) -> None:
             found = finished_billing(ctx, job, lease)
             if lease.state is Lease.STOPPING or ctx.clock.now() - job.since < found.hold_s:
                 continue
-            with ctx.ledger.transaction():  # another process may look at the same time
+            with ctx.ledger.transaction():  # another process may check at the same time
                 if ctx.ledger.alert(*found.key) is None:
                     record(ctx, AlertRaised, found.key, found.text, found.next_steps)
 
 
 def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condition]:
-    """Yield the deadlines that are near."""
+    """Yield a condition for each deadline that is near."""
     for clock in clocks_of(ctx, lease, job):
         left = clock.at - ctx.clock.now()
         if left < ctx.policy.watch.danger_hours * 3600 and not clock.after_job:
@@ -391,13 +391,13 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
             yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")
 
 
-# ------------------------------------------------------------------------------------------------------- all of it
+# -------------------------------------------------------------------------------------------------- costs of a day
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """Return what machines cost in the last 24 hours, in US dollars, as far as known: at most a day each.
+    """Return the known cost of machines in the last 24 hours, in US dollars: at most one day for each.
 
-    What a machine has cost that ended does not change, so each is looked at once in a process.
+    The cost of an ended machine does not change, so each process reads it once.
     """
     now = ctx.clock.now()
     day = now - DAY_S

@@ -1,4 +1,4 @@
-"""Estimate how long an account's balance lasts at what its machines cost an hour."""
+"""Estimate how long an account's balance lasts at the hourly cost of its machines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.lifecycle.timeouts import in_time
 
-UNTOLD: Final = "what becomes of the machines then is not described; add credit, or end what bills"
+UNTOLD: Final = "the effect on the machines is not documented; add credit, or end the billed machines"
 
 
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
-    """Ask for the balance where a machine may bill, and remember what it comes to."""
+    """Ask for the balance if a machine may be billed, and store the funds."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     for seen in (lease_now(ctx, lease.id).instance for lease in mine):
-        if seen is not None and seen.id in machines:  # only a look at a machine shows some prices
+        if seen is not None and seen.id in machines:  # some prices are only in a machine's details
             known = machines[seen.id]
             missing = (f for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(known, f) is None)
             machines[seen.id] = known.model_copy(update={f: getattr(seen, f) for f in missing})
@@ -38,7 +38,7 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
     if isinstance(balance, Known):
         if balance.value.currency != "USD":
             burn, whole = 0.0, False
-        elif balance.value.per_hour is not None:  # the platform's figure counts where it is higher
+        elif balance.value.per_hour is not None:  # the platform's figure counts if it is higher
             burn, whole = max(burn, balance.value.per_hour), True
     clocks = ctx.profile(platform).danger_clocks
     effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)
@@ -46,12 +46,12 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
 
 
 def known_funds(ctx: Context) -> list[Funds]:
-    """Return the last seen balance of every account that pays for a machine."""
+    """Return the last known balance of every account that pays for a machine."""
     return [funds for _, funds in sorted(ctx.funds.items()) if funds is not None]
 
 
 def dated(ctx: Context, platform: str) -> bool:
-    """Return whether this process can date the end of a balance now."""
+    """Return whether this process can compute the end of a balance now."""
     if platform not in ctx.funds:
         return False
     funds = ctx.funds[platform]

@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.price_change import price_question
-from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
@@ -39,7 +39,7 @@ PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMP
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its meter and a piece of its log. `note` says what could not be seen, `explained` what may be wrong."""
+    """A job, its lease and a piece of its log. `note` names missing information, `explained` the possible faults."""
 
     job: JobRecord
     observation: Observation | None
@@ -50,30 +50,30 @@ class Checked:
     next_steps: tuple[NextStep, ...] = ()
     ending: Arranged | None = None
     kept: KeptView | None = None
-    """What the job's artifact store has, where its machine can't be read."""
+    """Contents of the job's artifact store, if its machine can't be read."""
     evidence: tuple[Step, ...] = ()
-    """How far its outputs are proven."""
+    """The completed and open steps of verifying its outputs."""
     remaining: Remaining | None = None
-    """How long its last step is away, at least and at most."""
+    """Shortest and longest time until its last step."""
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """Return the entries that may explain it."""
+        """Return the reference entries that may explain the failure."""
         return self.explained.diagnoses
 
     @property
     def skew(self) -> Skew | None:
-        """Return the releases that have a name which is missing."""
+        """Return the releases that contain a name which the job's environment lacks."""
         return self.explained.skew
 
     @property
     def checks(self) -> tuple[CheckOutcome, ...]:
-        """Return the outcomes of checks on its machine."""
+        """Return the outcomes of the checks on its machine."""
         return self.explained.checks
 
     @property
     def texts(self) -> list[str]:
-        """Return the job's own output: its log, and the lines of it that a diagnosis rests on."""
+        """Return the job's output: its log, and the lines of it that a diagnosis is based on."""
         told = [m.text for found in self.diagnoses for m in found.lines]
         return [self.log.text if self.log else "", *told]
 
@@ -85,7 +85,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         job = await advance(ctx, job_id)
         if job.lease is not None and job.state in TERMINAL_JOBS:
             async with ctx.lock(job_id):
-                await tend(ctx, job.lease)
+                await refresh_lease(ctx, job.lease)
     except Conflict as busy:
         note = busy.message
     except WardenError as waiting:
@@ -94,10 +94,10 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     job = read_job(ctx.ledger, job_id)
     lease = lease_now(ctx, job.lease) if job.lease else None
     if lease is not None and lease.state in LIVE_LEASES and (unseen := ctx.unseen.get(lease.id)):
-        note = note or f"The machine can't be seen, and counts as billing: {unseen}."
+        note = note or f"The state of the machine is unknown, so it counts as billing: {unseen}."
     observation, log = None, None
     start = -limit if cursor is None else cursor
-    # A machine takes its logs along; a serverless platform keeps a job's log after its container is gone.
+    # A machine's logs end with it; a serverless platform keeps a job's log after its container is gone.
     kept = ctx.profile(job.spec.platform).kind == "serverless"
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
@@ -106,9 +106,9 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
             observation = with_printed_progress(observation, log.text if log else "")
         except WardenError as error:
             log = pulled_log(ctx, job_id, start, limit) if limit else None
-            note = note or f"the log can't be read: {error.message}{'; this is it as it was pulled' if log else ''}"
+            note = note or f"the log can't be read: {error.message}{'; this is the pulled copy' if log else ''}"
     elif job.handle is not None and (log := pulled_log(ctx, job_id, start, limit)):
-        note = note or "The machine is gone; this is the log as it was pulled."
+        note = note or "The machine is gone; this is the pulled copy of the log."
     question = price_question(ctx, job)
     note = " ".join(filter(None, (note, question.text if question else "")))
     rest = steps((*blocked, *job.next_steps, *following(ctx, job)))
@@ -122,13 +122,13 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
-    """Return what was decided about a machine's end, while there is one."""
+    """Return the decision about the machine's end; None without a machine."""
     return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
 
 
 @dataclass(frozen=True)
 class Signaled:
-    """A job after a request to end, pause or resume its process, with its meter as the last look saw it."""
+    """A job after a request to end, pause or resume its process, with its lease as last observed."""
 
     job: JobRecord
     lease: LeaseRecord | None
@@ -137,9 +137,9 @@ class Signaled:
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
-    """Return an observation with the step and the metrics that a piece of log names.
+    """Return an observation with the step and the metrics that a piece of log contains.
 
-    Only where nothing else is known: a serverless platform runs no runner that would have read them.
+    They are used only if the observation has neither: a serverless platform runs no runner that would read them.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen
@@ -160,9 +160,9 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
 
 
 async def cancel(ctx: Context, job_id: str) -> Signaled:
-    """End a job's process, with a signal first so that it can save. The machine and its meter stay.
+    """End a job's process, with a signal first so that it can save. The machine stays and is billed.
 
-    Canceling a job that has ended changes nothing, but ends a process that lives all the same.
+    Canceling an ended job does not change its state, but ends a process that still runs.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state in TERMINAL_JOBS:
@@ -179,16 +179,16 @@ async def cancel(ctx: Context, job_id: str) -> Signaled:
 async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
     if job.lease is not None and job.state in AT_REST:
         async with ctx.lock(job.id):
-            await tend(ctx, job.lease)  # so that the cost is that of now
+            await refresh_lease(ctx, job.lease)  # so that the cost is current
     lease = lease_now(ctx, job.lease) if job.lease else None
     return Signaled(job, lease, following(ctx, job), _arranged(ctx, job, lease))
 
 
 async def pause(ctx: Context, job_id: str) -> Signaled:
-    """End a job's process so that it can go on later: a signal, the time to save, and then nothing relaunches it.
+    """End a job's process so that it can resume later: send a signal, allow time to save, and do not relaunch it.
 
-    The machine and its meter stay. Raises Conflict for a job that has no process, NotSupported where its files end
-    with its process.
+    The machine stays and is billed. Raises Conflict for a job without a process, NotSupported if its files end with
+    its process.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state is not Job.PAUSED and job.state not in PAUSABLE:
@@ -198,7 +198,7 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
         )
     if ctx.profile(job.spec.platform).kind == "serverless":
         raise NotSupported(
-            f"on {job.spec.platform} a job's files end with its process, so that it can't be paused",
+            f"a job on {job.spec.platform} can't be paused: its files are deleted when its process ends",
             do(Action.CANCEL, "to end it", job_id=job_id),
         )
     if job.resume_requested or (job.state is not Job.PAUSED and not job.pausing):
@@ -207,10 +207,10 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
 
 
 async def resume(ctx: Context, job_id: str) -> Signaled:
-    """Launch a paused job again in its folder; its machine is started where it is stopped.
+    """Launch a paused job again in its folder, and start its machine if that is stopped.
 
-    Raises Conflict for a job that is not paused or whose machine is being ended, Refused where that may cost more than
-    was approved for the job and more than the caps.
+    Raises Conflict for a job that is not paused or whose machine is being ended, Refused if the cost may exceed both
+    the amount approved for the job and the caps.
     """
     async with ctx.lock(job_id):
         job = read_job(ctx.ledger, job_id)

@@ -1,4 +1,4 @@
-"""Run the checks of decision lists that only read on the machine of a job in trouble."""
+"""Run the read-only checks of decision lists on the machine of a job in trouble."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ UNKNOWN = "unknown"
 class CheckOutcome(Frozen):
     """The outcome of one check on the job's machine, by the ids of list, check and outcome.
 
-    `outcome` is `unknown` where the command gave no answer, for the reason in `why`. `value` is the number that
-    decided it.
+    `outcome` is `unknown` if the command gave no answer; `why` has the reason. `value` is the number that decided it.
     """
 
     list: str
@@ -32,7 +31,7 @@ class CheckOutcome(Frozen):
 
 
 async def outcomes(ctx: Context, job: JobRecord, lists: Sequence[DecisionList]) -> tuple[CheckOutcome, ...]:
-    """Run the reading checks of some lists in one call, and judge each by what it printed. Each command runs once."""
+    """Run the read-only checks of some lists in one call, and judge each by its output. Each command runs once."""
     rows = [(one.id, check) for one in lists for check in one.checks if check.reads][:MAX_CHECKS]
     if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Looker):
         return ()

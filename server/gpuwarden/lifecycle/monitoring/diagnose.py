@@ -1,6 +1,6 @@
-"""Diagnose a job with the references, from the end of its log and from what was observed.
+"""Diagnose a job with the references, from the end of its log and from its observation.
 
-A healthy job is never diagnosed, and of one that succeeded only a metric that is not finite at its end.
+A healthy job is never diagnosed. A job that succeeded is diagnosed only for metrics that are not finite at its end.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from gpuwarden.lifecycle.records import JobRecord
 
 TAIL = 64 << 10
 LIMIT = 3
-FULL_BYTES = 1 << 20  # what is left of a disk that a checkpoint did not fit on
+FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 FULL_INODES = 4
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What may be wrong with a job; often nothing.
+    """Possible explanations of a job's trouble; all may be empty.
 
-    The best explained entries, the releases that have a name which is missing, and the outcomes of checks on its
-    machine.
+    The best matching entries, the releases that contain a missing name, and the outcomes of checks on its machine.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -48,16 +47,16 @@ NOTHING = Explained()
 
 
 async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> Explained:
-    """Explain a job that failed, stalls or reports odd metrics."""
+    """Return possible explanations for a job that failed, stalls or reports abnormal metrics."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
     if not failed and not signs:
         return NOTHING
-    # A program that ended well may have printed anything on the way.
+    # A program that succeeded may have printed harmless errors.
     log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
     code = None
     if failed and seen:
-        code = 128 + seen.signal if seen.signal else seen.exit_code  # as a shell gives it
+        code = 128 + seen.signal if seen.signal else seen.exit_code  # as a shell reports it
 
     def explained() -> Explained:
         reading = Reading(log, code)
@@ -72,7 +71,7 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
-    """Yield what was observed of a job that is in trouble now. What it recovered from doesn't count."""
+    """Yield the signs of trouble in an observation. Trouble that the job has recovered from does not count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
         for alert in (a for a in open_alerts(seen) if a.kind in kinds):
@@ -99,7 +98,7 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
-    """Return the sign of an alert; that of a value which is not finite depends on the metric's name."""
+    """Return the sign of an alert; for a value that is not finite, it depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]
@@ -110,11 +109,11 @@ def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
 
 
 async def tail_of(ctx: Context, job: JobRecord, *, reachable: bool) -> str:
-    """Return the end of the log: from the machine, or from the copy that was pulled before it went."""
+    """Return the end of the log, from the machine or else from the pulled copy."""
     if job.handle is not None and reachable:
         try:
             return (await ctx.backend(job.handle.backend).logs(job.handle, -TAIL, TAIL)).text
         except WardenError:
-            pass  # the copy may still say something
+            pass  # the pulled copy may still help
     kept = pulled_log(ctx, job.id, -TAIL, TAIL)
     return kept.text if kept else ""

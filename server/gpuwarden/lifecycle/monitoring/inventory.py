@@ -1,4 +1,4 @@
-"""Every machine of every platform in use: ours and not ours, what it costs, and what could not be seen."""
+"""List the machines of every platform in use, rented by gpuwarden or not, with their costs and all failed queries."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from gpuwarden.lifecycle.timeouts import in_time
 logger = logging.getLogger(__name__)
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
-"""Teardowns that go on without a further question."""
+"""Teardowns that continue without a further question."""
 SUBJECTS_OF_A_JOB: Final = 4
-"""What a walk reads of most jobs: the job, its lease, its receipt and its teardown."""
+"""Subjects that a pass reads for most jobs: the job, its lease, its receipt and its teardown."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One machine. `lease` is None for one that is not ours; `billing` None means nobody knows, which counts as yes.
+    """One machine. `lease` is None if gpuwarden did not rent it. `billing` None is unknown and counts as billing.
 
-    `since` is when it was rented, `stopped_at` when it was first seen off, `stopped_usd_per_hour` what bills then.
+    `since` is when it was rented, `stopped_at` when it was first observed off, `stopped_usd_per_hour` its price then.
     """
 
     platform: str
@@ -67,12 +67,12 @@ class Row:
 
     @property
     def ours(self) -> bool:
-        """Return whether gpuwarden rented it."""
+        """Return whether gpuwarden rented the machine."""
         return self.lease is not None
 
     @classmethod
     def of_lease(cls, ctx: Context, lease: LeaseRecord) -> Row:
-        """Return the machine of a lease that may bill."""
+        """Return the row of a lease that may be billed."""
         job = read_job(ctx.ledger, lease.job_id)
         lease = lease_now(ctx, lease.id)
         seen = lease.instance
@@ -85,7 +85,7 @@ class Row:
             notes.append(f"the job {job.state.told}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
             own = lease.id == job.lease and parked(ctx, job)
-            notes.append(f"{'it stopped itself' if own else seen.state}; its disk may bill")
+            notes.append(f"{'it stopped itself' if own else seen.state}; its disk may be billed")
         return cls(
             platform=lease.platform,
             instance_id=lease.instance_id,
@@ -104,10 +104,10 @@ class Row:
 
     @classmethod
     def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
-        """Return a machine that only the platform's list shows: not ours, or ours and believed gone."""
+        """Return the row of a machine that only the platform lists: not rented here, or recorded as gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
-        # A provider says what it lists that is not a machine, such as a schedule.
+        # A provider explains a listed item that is not a machine, such as a schedule.
         said = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
         return cls(
             platform=platform,
@@ -120,15 +120,15 @@ class Row:
             job=read_job(ctx.ledger, lease.job_id) if lease else None,
             since=seen.created_at,
             stopped_usd_per_hour=seen.stopped_usd_per_hour,
-            note="listed although it was seen gone" if lease else f"not rented by gpuwarden{said}",
+            note="listed although it was recorded as gone" if lease else f"not rented by gpuwarden{said}",
         )
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All rows, the unmetered jobs that run, and the platforms whose list could not be read.
+    """All rows, the running jobs without a lease, and the platforms whose list could not be read.
 
-    `ledger` says why the ledger may not know every machine.
+    `ledger` is the reason why the ledger may not know every machine.
     """
 
     rows: tuple[Row, ...]
@@ -139,21 +139,21 @@ class Inventory:
 
 
 async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
-    """Move every job, lease and teardown on as far as it goes. Returns what could not be moved, and why.
+    """Advance every job, lease and teardown as far as possible. Return the failures, by id, with their reasons.
 
-    Jobs in `skip` are left alone this time: their platform or machine did not answer lately.
+    Jobs in `skip` are left out: their platform or machine has not answered recently.
     """
     trouble: dict[str, str] = {}
     names = [job_id for job_id in unsettled(ctx) if job_id not in skip]
     ctx.ledger.keep(SUBJECTS_OF_A_JOB * len(names))
     open_jobs: list[JobRecord] = []
     for job_id in names:
-        await checkpoint()  # the histories of all of them are read here
+        await checkpoint()  # each read replays a job's history
         open_jobs.append(read_job(ctx.ledger, job_id))
     under_way = ctx.ledger.subjects("teardown", *UNDER_WAY)
     if not open_jobs and not under_way:
         return trouble
-    # Most looks at the inventory move nothing on; what proves and ends jobs is imported when one does.
+    # Most calls have nothing to advance, so the modules that verify and end jobs are imported late.
     from gpuwarden.lifecycle.teardown.gate import proceed
 
     live: list[LeaseRecord] = []
@@ -173,15 +173,15 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 
 
 async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
-    """Move jobs and their leases on. Returns what could not be moved, and why."""
+    """Advance jobs and their leases. Return the failures, by job id, with their reasons."""
     from gpuwarden.lifecycle.execution.advance import advance_locked
-    from gpuwarden.lifecycle.execution.provisioning import tend
+    from gpuwarden.lifecycle.execution.provisioning import refresh_lease
     from gpuwarden.lifecycle.execution.running import observe
 
     trouble: dict[str, str] = {}
     slow: set[str] = set()
     for platform, job_id in ((job.spec.platform, job.id) for job in jobs):
-        await checkpoint()  # a look that needs no network would let nobody else run
+        await checkpoint()  # a step without network traffic would block all other tasks
         if platform in slow:
             trouble[job_id] = f"not looked at this time: {platform} answers slowly"
             continue
@@ -190,39 +190,39 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
             async with ctx.lock(job_id, patience_s=1.0):
                 job = await advance_locked(ctx, job_id)
                 for lease_id in leases_of(ctx, job):
-                    await tend(ctx, lease_id)
+                    await refresh_lease(ctx, lease_id)
                 if job.state in TERMINAL_JOBS and (
                     may_park(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
                 ):
-                    await observe(ctx, job)  # a machine that can't stop itself or upload says so in the job's status
+                    await observe(ctx, job)  # a machine that can't stop itself or upload reports it in the status
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # its other jobs would each take as long, and everybody waits
+            slow.add(platform)  # each of its other jobs would delay the round as long
     return trouble
 
 
 def what_went_wrong(error: Exception) -> str:
-    """Return the message for a failed step. An unforeseen failure must not stop the look at other machines."""
+    """Return the message for a failed step. An unexpected failure must not stop the checks of other machines."""
     known = as_warden_error(error)
     if isinstance(known, Internal):
-        logger.error("a step failed in a way that nobody foresaw: %r", error)
+        logger.error("a step failed unexpectedly: %r", error)
         logger.debug("its traceback", exc_info=error)
     return known.message
 
 
 def unsettled(ctx: Context) -> list[str]:
-    """Return the jobs that are not over, or whose machine may bill."""
+    """Return the ids of the jobs that have not ended or whose machine may be billed."""
     return list(dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *ctx.ledger.jobs_with_leases(*LIVE_LEASES))))
 
 
 def leases_of(ctx: Context, job: JobRecord) -> list[str]:
-    """Return the live leases of a job."""
+    """Return the ids of a job's live leases."""
     return lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
 
 
 async def list_instances(ctx: Context) -> Inventory:
-    """Reconcile, then list every machine of every platform that was used from here or has an account's key."""
+    """Reconcile, then list every machine of every platform that was used from here or has an API key."""
     trouble = await reconcile(ctx)
     listed, unread = await sweep(ctx)
     there = await _still_there(ctx)
@@ -231,7 +231,7 @@ async def list_instances(ctx: Context) -> Inventory:
         mine = [lease for lease in there if lease.platform == platform]
         shown = {lease.instance_id for lease in mine}
         rows += [Row.of_lease(ctx, lease) for lease in mine]
-        # A stopped machine is not forgotten: its disk may bill for as long as it exists.
+        # A stopped machine stays in the list: its disk may be billed for as long as it exists.
         rows += [Row.of_listed(ctx, platform, machine) for machine in machines if machine.id not in shown]
     running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger, *OPEN_JOBS)]
     unmetered = tuple(j for j in running if j.lease is None)
@@ -239,9 +239,9 @@ async def list_instances(ctx: Context) -> Inventory:
 
 
 async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
-    """Read the list of every platform used or configured, and take machines back into sight that were believed ended.
+    """Read the list of every platform used or configured, and track listed machines again that were recorded as ended.
 
-    Returns what is listed, by platform, and what could not be read or taken back. An unread list is empty here.
+    Return the listed machines, by platform, and the failures with their reasons. An unread list is empty.
     """
     there = await _still_there(ctx)
     platforms = sorted({*ctx.ledger.platforms(), *ctx.configured()})
@@ -257,7 +257,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             trouble[platform] = answer.why
             return
         found[platform] = answer.value
-        if ctx.ledger.readable_only is not None:  # what can't be recorded is kept in this process
+        if ctx.ledger.readable_only is not None:  # nothing can be recorded, so this process remembers it
             for instance in answer.value:
                 if (lease := _lease_of(ctx, platform, instance)) is not None:
                     ctx.seen.setdefault(lease.id, (ctx.clock.now(), instance))
@@ -273,7 +273,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
 
 async def _still_there(ctx: Context) -> list[LeaseRecord]:
-    """Return the leases whose machines may bill, or are stopped and keep their disks, oldest move first."""
+    """Return the leases whose machines may be billed or are stopped with their disks, the oldest change first."""
     found = []
     for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
         await checkpoint()
@@ -282,7 +282,7 @@ async def _still_there(ctx: Context) -> list[LeaseRecord]:
 
 
 def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
-    """Return the lease that a listed machine was last seen under, else the one whose token it carries."""
+    """Return the latest lease recorded for a listed machine, else the lease of the machine's token."""
     known = (f"lease/{instance.token}",) if ctx.ledger.state(f"lease/{instance.token}") is not None else ()
     for subject in (*reversed(ctx.ledger.leases_of_instance(instance.id)), *known):
         lease = read_lease(ctx.ledger, subject.removeprefix("lease/"))
@@ -292,14 +292,14 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 
 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
-    """Track rented machines again that are listed although they were believed gone or never rented."""
+    """Track rented machines again that are listed although they were recorded as gone or never rented."""
     trouble = {}
     why = "it is listed although it was believed gone"
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:
             continue
-        from gpuwarden.lifecycle.execution.provisioning import record_extra, tend  # late: most looks find none
+        from gpuwarden.lifecycle.execution.provisioning import record_extra, refresh_lease  # late: rarely needed
 
         try:
             async with ctx.lock(lease.job_id, patience_s=1.0):
@@ -311,7 +311,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
                         ctx.ledger.add(lease.subject, LeaseUnverified(instance=instance, why=why))
                         ctx.ledger.add(lease.subject, LeaseAdopted(instance=instance, why=why))
                 elif lease.instance_id is None or lease.state is Lease.STOPPED:
-                    await tend(ctx, lease.id)
+                    await refresh_lease(ctx, lease.id)
         except Exception as error:
             trouble[instance.id] = what_went_wrong(error)
     return trouble

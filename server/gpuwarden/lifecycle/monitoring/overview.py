@@ -1,4 +1,4 @@
-"""Everything that the person who pays wants to know, on one screen."""
+"""Collect jobs, open questions, billed machines, alerts and spending for one screen."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_j
 DAY_S = 86_400.0
 ENDED_SHOWN = 5
 MAX_SCANNED = 2_000
-"""Jobs that one page looks at for a platform or a project; the next page goes on there."""
+"""Jobs that one page scans for a platform or a project; the next page continues there."""
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """One job in a list. `cost_usd` is of all its machines, None where unknown; `billing` counts unknown as yes.
+    """One job in a list. `cost_usd` is the cost of all its machines, None if unknown; `billing` counts unknown as yes.
 
-    `estimated` marks a cost that is an upper bound, and not the platform's figure.
+    `estimated` marks a cost that is an upper bound and not the platform's figure.
     """
 
     job: JobRecord
@@ -43,12 +43,12 @@ class JobLine:
     clocks: tuple[Deadline, ...] = ()
     ending: Arranged | None = None
     storage: tuple[str, ...] = ()
-    """What bills on although its machine is gone."""
+    """Storage that remains billed although its machine is gone."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Money in US dollars: since local midnight, in this local month, and the caps; of a rehearsal apart."""
+    """Spending in US dollars: since local midnight, in this local month, and the caps; rehearsals are separate."""
 
     today: float
     month: float
@@ -59,7 +59,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """Jobs, open questions, billing machines and spending. `unknown` lists what could not be looked at."""
+    """Jobs, open questions, billed machines and spending. `unknown` has the failed checks with their reasons."""
 
     at: float
     running: tuple[JobLine, ...]
@@ -70,11 +70,11 @@ class Overview:
     alerts: tuple[Alert, ...]
     unknown: dict[str, str]
     others: tuple[Machine, ...] = ()
-    """Machines that the platforms list and that no job here runs on."""
+    """Machines that the platforms list and that belong to no job in this ledger."""
 
 
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
-    """Move every job on and ask every platform in use, unless `offline`, and return the whole picture."""
+    """Return the overview, after advancing every job and asking every platform in use unless `offline`."""
     if offline:
         return glance(ctx, {})
     found = await list_instances(ctx)
@@ -84,7 +84,7 @@ async def overview(ctx: Context, *, offline: bool = False) -> Overview:
 
 
 def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
-    """Return the whole picture as the ledger and this process's last looks have it."""
+    """Return the overview from the ledger and this process's last observations, without any query."""
     raise_overdue(ctx)
     now = ctx.clock.now()
     lines = {job_id: line_of(ctx, read_job(ctx.ledger, job_id)) for job_id in job_ids(ctx.ledger, *OPEN_JOBS)}
@@ -93,7 +93,7 @@ def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
     recent = [row for row in ctx.ledger.page("job", *_ENDED, limit=ENDED_SHOWN) if row.since > now - DAY_S]
     fresh = [row.subject.removeprefix("job/") for row in recent if row.state != Job.REFUSED]
     ended = {j: lines.pop(j) if j in lines else line_of(ctx, read_job(ctx.ledger, j)) for j in fresh}
-    old = {j: lines.pop(j) for j, line in list(lines.items()) if line.job.state in TERMINAL_JOBS}  # and bills still
+    old = {j: lines.pop(j) for j, line in list(lines.items()) if line.job.state in TERMINAL_JOBS}  # still billed
     every = (*lines.values(), *old.values(), *ended.values())
     waiting = what_waits(ctx)
     return Overview(
@@ -112,7 +112,7 @@ _ENDED = tuple(sorted(TERMINAL_JOBS - {Job.REFUSED}))
 
 
 def line_of(ctx: Context, job: JobRecord) -> JobLine:
-    """Return a job with its meter."""
+    """Return a job with its costs and billing status."""
     leases = [lease_now(ctx, name) for name in lease_ids_of(ctx.ledger, job.id)]
     live = [lease for lease in leases if lease.state in LIVE_LEASES]
     known = [lease.cost for lease in leases]
@@ -146,7 +146,7 @@ def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
 
 @dataclass(frozen=True)
 class JobPage:
-    """Some jobs, the latest move first, and where the next page begins; None at the end."""
+    """Some jobs, the latest change first, and the job after which the next page begins; None at the end."""
 
     lines: tuple[JobLine, ...]
     after: str | None
@@ -161,10 +161,10 @@ def job_page(
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, ended ones too. `after` is the job that the page before ended with."""
+    """Return a page of jobs, ended ones included. `after` is the last job of the page before."""
     before, found, scanned = None, list[JobLine](), 0
     if after:
-        before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises for a job that there is not
+        before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises NotFound for an unknown job
     wanted = states or tuple(state for state in Job if state is not Job.REFUSED)
     while scanned < MAX_SCANNED:
         rows = ctx.ledger.page("job", *wanted, limit=min(100, 2 * limit), before=before)

@@ -1,4 +1,4 @@
-"""Compare a failed job with a later success: its log, and what was different when it worked."""
+"""Compare a failed job with a later success: its log, and the differences between the two runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 
 @dataclass(frozen=True)
 class Lesson:
-    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` the job that worked.
+    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` the job that succeeded.
 
-    `again` are other jobs of that name that failed with the same first error; `known` the entries that explain it.
+    `again` are other runs of the job that failed with the same first error; `known` the entries that explain it.
     """
 
     job: JobRecord
@@ -42,30 +42,28 @@ class Lesson:
 
     @property
     def doubts(self) -> list[str]:
-        """Return what the evidence does not show; the person who proposes the entry has to answer it."""
+        """Return the gaps in the evidence; the author of the proposed entry has to close them."""
         found = []
         if not self.lines:
             found.append("the log shows no error line; the cause can't be read from it")
         if self.fixed_by is None:
-            found.append("no later run of this job succeeded, so nothing shows that a fix works")
+            found.append("no later run of this job succeeded, so no fix is confirmed")
         elif not self.changes:
-            found.append(f"{self.fixed_by.id} succeeded with nothing changed: a passing fault, not a cause")
+            found.append(f"{self.fixed_by.id} succeeded without a change, so the fault was temporary")
         if not self.again and (self.fixed_by is None or not self.changes):
-            found.append("it was seen once; one incident is a hypothesis")
+            found.append("the error occurred only once, so its cause is a hypothesis")
         return found
 
 
 async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
-    """Collect the evidence of a failed job. Reads the ledger and logs and writes nothing.
+    """Collect the evidence of a failed job. Read the ledger and logs; write nothing.
 
-    `succeeded` names the job that worked; without it, the first later one of the same name or script is taken.
+    `succeeded` names the job that succeeded; the default is the first later one of the same name or script.
     Raises NotFound for an unknown job, BadRequest for one that did not fail.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:
-        raise BadRequest(
-            f"{job_id} {job.state.told}; only a run that failed teaches what to avoid", "Name a failed job."
-        )
+        raise BadRequest(f"{job_id} {job.state.told}; a postmortem needs a job that failed", "Name a failed job.")
     fixed = _success(ctx, job, succeeded)
     said = await tail_of(ctx, job, reachable=True)
     hidden = ctx.hidden(said, job.spec.secrets)
@@ -96,12 +94,12 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
 
 
 def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | None:
-    """Return the job that worked: the named one, else the first later try; None where no try succeeded."""
+    """Return the job that succeeded: the named one, else the first later attempt; None if no attempt succeeded."""
     if named:
         job = read_job(ctx.ledger, named)
         if job.state is not Job.SUCCEEDED or job.id == failed.id:
             raise BadRequest(
-                f"{named} {job.state.told}; --succeeded names a job that worked", "Leave it out to look for one."
+                f"{named} {job.state.told}; --succeeded needs a job that succeeded", "Leave it out to search for one."
             )
         return job
     later = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, Job.SUCCEEDED)) if _akin(j, failed)]
@@ -110,7 +108,7 @@ def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | 
 
 
 def _akin(job: JobRecord, failed: JobRecord) -> bool:
-    """Return whether a job is another try: same script, or deliberately the same name."""
+    """Return whether a job is another attempt: it has the same script, or the same name if that is not the default."""
     if job.id == failed.id:
         return False
     same = failed.spec.script is not None and job.spec.script == failed.spec.script
@@ -118,7 +116,7 @@ def _akin(job: JobRecord, failed: JobRecord) -> bool:
 
 
 async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
-    """Return other failed tries whose log shows the same error, numbers and names aside."""
+    """Return the ids of other failed attempts whose log has the same error, ignoring numbers and names."""
     signature = signature_for(error)
     tries = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, *FAILED)) if _akin(j, job)]
     found = []

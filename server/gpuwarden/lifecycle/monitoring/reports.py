@@ -1,8 +1,8 @@
-"""Fetch what jobs reported on their machines: the spool is pulled over the connection that also observes the job.
+"""Fetch the metrics and alerts of jobs: pull the spool over the connection that also observes the job.
 
-Every machine can be read that way, also one that can't reach this one. What the runner sent to the server already is
-known by its job, step and time. The spool's lines are the job's claims, about itself only: whatever job they name,
-they count for the one whose run folder they are from.
+Every machine can be read that way, even one that can't reach this computer. Points that the runner has already sent to
+the server are recognized by job, step and time. The spool's lines are claims of the job about itself: they count for
+the job of the run folder, even if they name another one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpuwarden.metrics.store import Batch
 
 FILES: Final = ("job", "runner")
 LATELY_S: Final = 86_400.0
-"""Jobs that ended longer ago are left to whoever asks for their metrics."""
+"""Seconds since a job's end after which its metrics are fetched only on request."""
 MAX_PIECES: Final = 16
-"""Pieces of a spool that one round takes from one job: the next round goes on."""
+"""Pieces of a spool that one round reads from one job; the next round continues."""
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:
-    """Store what is new in the spool of a job. Return whether there was anything. Raises a `WardenError`."""
+    """Store the new part of a job's spool. Return whether it had any. Raises a `WardenError`."""
     if job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Spooling):
         return False
     came = False
@@ -52,7 +52,7 @@ async def pull_reports(ctx: Context, job: JobRecord) -> bool:
 
 
 def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
-    """Return the points and alerts of some lines. What can't be read is passed over, as it would be refused."""
+    """Return the points and alerts of some lines. Unreadable lines are skipped, as the server would refuse them."""
     points: list[PostedPoints] = []
     alerts: list[PostedAlert] = []
     for text in texts:
@@ -71,7 +71,7 @@ def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
 
 
 def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
-    """Return the points of a post. One that can't be read costs no other."""
+    """Return the points of a post, without the unreadable ones."""
     try:
         return [read_points({"job_id": job_id, "metrics": listed})]
     except Malformed:
@@ -80,16 +80,16 @@ def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
 
 
 class ReportPuller:
-    """Fetches the reports of the jobs that may have news. `trouble` names those whose machine could not be read."""
+    """Fetches the reports of jobs that may have news. `trouble` has the failures by job id, with their reasons."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.trouble: dict[str, str] = {}
         self._done: set[str] = set()
-        """Jobs that have ended and whose spool was read to its end."""
+        """Ended jobs whose spool was read to its end."""
 
     async def round(self) -> None:
-        """Fetch once from every job that may have news. Failures are noted, not raised."""
+        """Fetch once from every job that may have news. Failures are recorded in `trouble`, not raised."""
         ledger, lately = self.ctx.ledger, self.ctx.clock.now() - LATELY_S
         ended = (subject.removeprefix("job/") for subject in ledger.subjects("job", *TERMINAL_JOBS, since=lately))
         wanted = dict.fromkeys(name for name in (*unsettled(self.ctx), *ended) if name not in self._done)
@@ -108,7 +108,7 @@ class ReportPuller:
             except NotFound:  # the run folder is gone
                 came = False
             except (WardenError, OSError) as error:
-                if job_id not in self.ctx.blind:  # or the look at the job has said it
+                if job_id not in self.ctx.blind:  # otherwise the observation of the job has reported it
                     self.trouble[job_id] = f"its metrics are not fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:

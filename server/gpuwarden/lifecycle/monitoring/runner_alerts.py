@@ -1,4 +1,4 @@
-"""Read the alerts of a job's runner: which of them are not over."""
+"""Read the open alerts of a job's runner."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from gpuwarden.core.models import Observation, RunnerAlert
 
 
 def stall_of(seen: Observation) -> str:
-    """Return the runner's alert on a stall that goes on; empty where there is none."""
+    """Return the text of the runner's open alert on a stall; empty without one."""
     return next((text_of(alert) for alert in open_alerts(seen) if alert.kind == "stall"), "")
 
 
 def divergence_of(seen: Observation) -> str:
-    """Return the runner's alert on a loss or a gradient that is not finite now; empty where there is none."""
+    """Return the text of the runner's open alert on a loss or gradient that is not finite; empty without one."""
     odd = (alert for alert in open_alerts(seen) if alert.kind == "nonfinite")
     return next((text_of(alert) for alert in odd if "loss" in alert.subject or "grad" in alert.subject), "")
 
 
 def open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
-    """Yield the runner's alerts that are not over: neither recovered from nor followed by a finite value or a step."""
+    """Yield the runner's open alerts: those without a later recovery, finite value or step."""
     alerts: dict[tuple[str, str], RunnerAlert] = {}
     for alert in seen.alerts:
         if alert.kind == "recovered":
@@ -35,6 +35,6 @@ def open_alerts(seen: Observation) -> Iterator[RunnerAlert]:
 
 
 def text_of(alert: RunnerAlert) -> str:
-    """Return an alert with its source."""
+    """Return an alert's text with its source."""
     source = "the runner" if alert.kind == "stall" else "the job's metrics"
     return f"{source}: {alert.text}"

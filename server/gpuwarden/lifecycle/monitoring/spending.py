@@ -1,7 +1,7 @@
-"""Add up the cost of machines by day, platform, project and person, from the ledger alone.
+"""Add up the cost of machines by day, platform, project and user, from the ledger alone.
 
-A machine's cost is spread evenly over the time from its order to its end, so that a day has its share of a long run.
-Machines that ended are read with one query for the asked time; no machine that ended before it is looked at.
+A machine's cost is spread evenly over the time from its order to its end, so that each day has its share of a long run.
+One query reads the machines that ended in the requested time; machines that ended earlier are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DAYS = 400
 
 @dataclass(frozen=True)
 class Charge:
-    """The share of one machine's cost that falls on one local day. `usd` None means that nobody knows it."""
+    """The share of one machine's cost that falls on one local day. `usd` is None if it is unknown."""
 
     day: str
     platform: str
@@ -32,7 +32,7 @@ class Charge:
 
     @property
     def pretend(self) -> bool:
-        """Return whether this is a rehearsal's money."""
+        """Return whether this is the simulated cost of a rehearsal."""
         return self.platform.startswith(REHEARSAL)
 
 
@@ -48,7 +48,7 @@ class _Bill:
 
 
 def charges(ctx: Context, since: float, until: float | None = None) -> list[Charge]:
-    """Return the costs of a time, in seconds since the epoch, the oldest day first."""
+    """Return the costs between two times, in seconds since the epoch, the oldest day first."""
     until, days = ctx.clock.now() if until is None else until, _Days()
     found = [
         charge
@@ -59,33 +59,33 @@ def charges(ctx: Context, since: float, until: float | None = None) -> list[Char
 
 
 def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
-    """Return the sum of what is known, without or only of rehearsals."""
+    """Return the sum of the known costs: without rehearsals, or with `pretend` only of them."""
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 
 def day_start(at: float) -> float:
-    """Return when the local day of a time began."""
+    """Return the start of the local day of a time."""
     return datetime.fromtimestamp(at).astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 def month_start(at: float) -> float:
-    """Return when the local month of a time began."""
+    """Return the start of the local month of a time."""
     day = datetime.fromtimestamp(day_start(at)).astimezone().replace(day=1)
     return datetime(day.year, day.month, 1).astimezone().timestamp()
 
 
 class _Days:
-    """Local days, each computed once for the many bills that fall on it."""
+    """Local days; the last one is cached, because many bills fall on the same day."""
 
     def __init__(self) -> None:
         self._last = (0.0, 0.0, "")
 
     def of(self, at: float) -> tuple[float, str]:
-        """Return when the local day of a time ends, and its date."""
+        """Return the end and the date of the local day of a time."""
         start, stop, date = self._last
         if not start <= at < stop:
             start = day_start(at)
-            # Three hours on: a day may have 23 hours, or 25.
+            # Three hours later: a day may have 23 or 25 hours.
             stop = day_start((datetime.fromtimestamp(start).astimezone() + timedelta(days=1, hours=3)).timestamp())
             date = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
             self._last = start, stop, date
@@ -93,7 +93,7 @@ class _Days:
 
 
 def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
-    """Yield every machine that may have cost something since a time."""
+    """Yield a bill for every machine that may have incurred costs since a time."""
     now = ctx.clock.now()
     for ended in ctx.ledger.ended_leases(since):
         cost = ended.cost if ended.cost is not None else spent(ctx, ended.lease)
@@ -106,7 +106,7 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
 
 
 def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:
-    """Split one machine's cost at local midnights; only the days of the asked time are yielded."""
+    """Split one machine's cost at local midnights, and yield the days of the requested time."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)
     end = max(min(bill.ended, until), at)

@@ -1,4 +1,4 @@
-"""Say how long a running job still takes: by its own steps, and by earlier runs of its script on the same GPU."""
+"""Estimate a running job's remaining time from its steps and from earlier runs of its script on the same GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_EARLIER: Final = 8
 
 
 def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaining | None:
-    """Return the least and the most seconds until the last step; None for a job that does not run."""
+    """Return the least and the most seconds until the last step; None if the job does not run or has no known total."""
     if seen is None or seen.state is not Job.RUNNING:
         return None
     earlier = list(_earlier(ctx, job))
@@ -33,7 +33,7 @@ def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaini
 
 
 def _earlier(ctx: Context, job: JobRecord) -> Iterator[Pace]:
-    """Yield the paces of the newest runs of this very script, with the same arguments and GPU, that succeeded."""
+    """Yield the paces of the newest successful runs of the same script with the same arguments and GPU."""
     if job.spec.script is None:
         return
     alike = [s for s in ctx.ledger.jobs_of_script(digest(job.spec.script), Job.SUCCEEDED) if s != job.subject]
@@ -44,7 +44,7 @@ def _earlier(ctx: Context, job: JobRecord) -> Iterator[Pace]:
             continue
         ended = ctx.ledger.last(subject, JobSucceeded)
         observation = ended.data.observation if ended is not None else None
-        # It may contain text of the job's own.
+        # The observation may contain text written by the job, so check the types.
         values = [(observation or {}).get(name) for name in ("step", "started_at", "ended_at")]
         step, begun, end = (v if isinstance(v, int | float) and not isinstance(v, bool) else 0 for v in values)
         if step and begun and end and end > begun:

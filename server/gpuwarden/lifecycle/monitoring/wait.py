@@ -13,16 +13,16 @@ from gpuwarden.lifecycle.records import read_job
 
 Until = Literal["step", "state", "alert"]
 MAX_WAIT_S: Final = 45.0
-"""The longest wait for a model's client, some of which give a call 60 seconds."""
+"""Longest wait in seconds for an MCP client: some cancel a call after 60 seconds."""
 FIRST_S, MOST_S = 1.0, 15.0
 
 News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Look at a job until its state, its step or its alerts change; return whether that came in time.
+    """Poll a job until its state, step or alerts change; return whether that happened in time.
 
-    A job that has ended is not waited for. Looks come further apart while nothing changes.
+    Return at once for an ended job. The interval between polls grows while nothing changes.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)
@@ -40,7 +40,7 @@ async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
 
 
 async def _news(ctx: Context, job_id: str) -> News:
-    """Move a job on and return its state, step and alerts. What can't be seen now counts as unchanged."""
+    """Advance a job and return its state, step and alerts. Values that can't be read now count as unchanged."""
     with contextlib.suppress(WardenError):
         await advance(ctx, job_id)
     job = read_job(ctx.ledger, job_id)

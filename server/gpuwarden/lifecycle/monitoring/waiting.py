@@ -1,6 +1,6 @@
-"""List the open questions to a person: machines that may end, prices above the caps, ends that nobody has seen.
+"""List the open questions to the user: machines that may end, prices above the caps, unconfirmed ends.
 
-Everything is read from the ledger, so the answer is as fresh as the last process that moved the jobs on.
+Everything is read from the ledger, so the answer is as fresh as the last process that advanced the jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
-"""No receipt is good for longer."""
+"""Seconds of the longest validity of a receipt."""
 
 
 Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spending", "price"]
@@ -32,11 +32,11 @@ Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spend
 
 @dataclass(frozen=True)
 class Waiting:
-    """One question to a person. `cost_usd` is what its machine has cost, or what the job may cost; None: unknown.
+    """One question to the user. `cost_usd` is the machine's cost so far or the job's highest cost; None if unknown.
 
-    `kind` is teardown, ordered (automatic teardown ends the machine unless somebody objects), unseen_end, blocked (only
-    the user can give up what is not proven), unasked (nothing keeps the machine, and its end was not requested),
-    spending or price. `since` is when it was first asked.
+    `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (the end is
+    not confirmed), blocked (only the user can accept losing unverified outputs), unasked (nothing requires the machine
+    and its end was not requested), spending or price. `since` is when it was first asked.
     """
 
     subject: str
@@ -55,7 +55,7 @@ class Waiting:
 
 
 def what_waits(ctx: Context) -> list[Waiting]:
-    """Return every open question to a person, the oldest first."""
+    """Return every open question to the user, the oldest first."""
     tickets = ctx.ledger.subjects("teardown", Teardown.AWAITING_HUMAN, Teardown.NEEDS_HUMAN)
     found = [_teardown(ctx, name.removeprefix("teardown/")) for name in tickets]
     found += _left_billing(ctx, {waiting.job_id for waiting in found})
@@ -65,7 +65,7 @@ def what_waits(ctx: Context) -> list[Waiting]:
 
 
 def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waiting]:
-    """Yield the machines of ended jobs that bill for nothing, where the next step is the user's."""
+    """Yield a question for each billed machine of an ended job if the next step is the user's."""
     for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
         job = read_job(ctx.ledger, job_id)
         if job_id in asked or job.state not in TERMINAL_JOBS:
@@ -87,7 +87,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     found = replace(_of_machine(ctx, job, lease, record.verb, ticket), since=record.since)
     if record.state is not Teardown.AWAITING_HUMAN:
-        text = f"the approved end of the machine of {job.spec.name} is not seen; look at {lease.platform}'s console"
+        text = f"the approved end of the machine of {job.spec.name} is unconfirmed; check {lease.platform}'s console"
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
     said = ctx.ledger.last(job.subject, EndingAnnounced)
@@ -103,7 +103,7 @@ def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ti
     off = believed(ctx, lease.id) == "stopped"
     price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
-    meter = f"it is stopped and its disk may bill{rate}" if off else f"it bills{rate}"
+    meter = f"it is stopped and its disk may be billed{rate}" if off else f"it is billed{rate}"
     cost = usd(lease.cost, lease.estimated)
     return Waiting(
         f"teardown/{ticket}" if ticket else lease.subject,
@@ -122,7 +122,7 @@ def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ti
 
 
 def _spending(ctx: Context, subject: str) -> Waiting | None:
-    """Return the question about a receipt's price; None where it is answered, used, expired or of no use any more."""
+    """Return the question about a receipt's price; None if it is answered, used, expired or obsolete."""
     ticket, now = subject.removeprefix("receipt/"), ctx.clock.now()
     receipt = read_receipt(ctx.ledger, ticket)
     issued = receipt.issued

@@ -1,9 +1,10 @@
-"""The watch: move everything on, and say what a person would want to know. It parks or asks.
+"""The watch: advance all jobs, leases and teardowns, and raise alerts.
 
-It ends a machine only by automatic teardown, after a notice and with every proof (`teardown/orders.py`).
-One watch leads at a time; the others show what the leader finds.
-An alert is an event of the ledger, raised once and cleared when its condition is over, whichever process sees it first.
-A condition that must last for a while is remembered in `watch.json` beside the ledger; losing it only delays alerts.
+It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`).
+One watch leads at a time; the others show the leader's findings.
+An alert is an event of the ledger: the first process to observe its condition raises it, and the first to observe the
+end of that condition clears it. The start of a condition that must last for a while is kept in `watch.json` beside the
+ledger; losing that file only delays alerts.
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ from gpuwarden.private import private_folder, write_private
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
-"""How often metrics are fetched: somebody may be looking at their curve."""
+"""Seconds between fetches of metrics: short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
-"""Rounds of one process may be this much late before they count as missed: a slow platform delays one."""
+"""Seconds that a round may be late before it counts as missed: a slow platform delays a round."""
 SWEEP_S: Final = 600.0
-"""How often the platforms' own lists are read, for machines that are believed ended and are there all the same."""
+"""Seconds between reads of the platforms' lists, to find machines that exist although they are recorded as ended."""
 FIRST_SWEEP_S: Final = 15.0
-"""Half of the time after which a list that could not be read is read again; it doubles each time."""
+"""Half of the seconds until an unreadable list is read again; the time doubles with each failure."""
 GAP_S: Final = 3600.0
-"""What was last seen longer ago than this is not taken to have held in between, unless it proves that by `same`."""
+"""Seconds after which a condition must be observed again to count as continuous, unless its `same` is unchanged."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: alerts raised and cleared, the open alerts, and what could not be done."""
+    """One round: the alerts raised and cleared, the open alerts, and the failures with their reasons."""
 
     news: tuple[Alert, ...]
     standing: tuple[Alert, ...]
@@ -71,13 +72,13 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one state folder. Several processes may watch it: the ledger lets each alert be raised only once."""
+    """Watches one state folder. Several processes may watch it: the ledger accepts each alert only once."""
 
     ctx: Context
     every_s: float = EVERY_S
     _next_sweep: float = 0.0
     _unread: int = 0
-    """How many sweeps in a row could not read some list."""
+    """Number of consecutive sweeps with an unreadable list."""
     _raised: dict[Key, Alert] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Watcher:
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
-        """Go round until canceled. Only the leader acts; one that `defers` leaves the lead to any other watch."""
+        """Run rounds until canceled. Only the leader acts; a watch that `defers` yields the lead to any other."""
         with first_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_copies)
@@ -102,18 +103,18 @@ class Watcher:
                     await self.ctx.clock.sleep(self.every_s)
 
     def leads(self) -> bool:
-        """Take the lead where no other process has it, and return whether this one has. The kernel frees it at exit."""
+        """Take the lead if it is free, and return whether this process has it. The kernel frees the lock at exit."""
         if not self._lock.is_locked:
             with contextlib.suppress(Timeout):
                 self._lock.acquire(blocking=False)
         return self._lock.is_locked
 
     async def once(self) -> Round:
-        """Go round once, copies included, as a timer does."""
+        """Run one round, copies included, as a timer does."""
         if not self.leads():
             return await self.follow()
         try:
-            # Or a timer would copy what has just ended at its next turn only, and the machine would bill until then.
+            # Otherwise the outputs of a job that has just ended wait for the next run of the timer, at the user's cost.
             await reconcile(self.ctx)
             await self.keeper.round()
             await self.fan_outs.round()
@@ -124,14 +125,14 @@ class Watcher:
             self._lock.release()
 
     async def follow(self) -> Round:
-        """Return what the leading watch has found since the last look."""
+        """Return the alerts that the leading watch has raised since the last call."""
         before = set(self._raised)
         self._read()
         news = [alert for key, alert in self._raised.items() if key not in before]
         return Round(tuple(news), tuple(self._raised.values()), {})
 
     async def _keep_copies(self) -> None:
-        """Copy, verify and launch what waited for it beside the rounds: a copy takes hours, and alerts must not."""
+        """Copy and verify outputs and launch the jobs of fan-outs beside the rounds: a copy must not delay alerts."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -142,7 +143,7 @@ class Watcher:
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
-        """Fetch metrics beside the rounds: a slow machine must not delay an alert of another."""
+        """Fetch metrics beside the rounds: a slow machine must not delay the alerts of another."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -152,7 +153,7 @@ class Watcher:
             await self.ctx.clock.sleep(min(self.every_s, REPORTS_S))
 
     async def round(self) -> Round:
-        """Reconcile, look for conditions, record what changed and deliver it. Failures are reported, not raised."""
+        """Reconcile, find conditions, record the changes and deliver them. Failures are reported, not raised."""
         try:
             now = self.ctx.clock.now()
             waiting = {job for job, at in self._next.items() if now < at}
@@ -161,7 +162,7 @@ class Watcher:
             await self._back_off(trouble, waiting)
             if now >= self._next_sweep:
                 unread = (await sweep(self.ctx))[1]
-                # A machine that came back bills unseen meanwhile, so an unread list is read again sooner.
+                # A machine that runs again is billed unnoticed meanwhile, so an unread list is read again sooner.
                 self._unread = self._unread + 1 if unread else 0
                 self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
                 trouble |= unread
@@ -179,9 +180,10 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return since when rounds follow each other without a gap in which the user could not object.
+        """Return the time since which rounds have followed each other without a gap.
 
-        The computer slept, the clock leapt, or no watch ran for longer than the grace of an announced end.
+        In a gap the user could not object: the computer slept, the clock changed, or no watch ran for longer than the
+        grace of an announced end.
         """
         since, last = rounds(self.ctx)
         grace_s = max(self.orders.shortest_grace(), 3 * self.every_s)
@@ -192,7 +194,7 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- back-off
 
     async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
-        """Look at what did not answer half as often each time, and at the rest every round."""
+        """Double the interval of each job that did not answer; check all others every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
@@ -208,10 +210,10 @@ class Watcher:
                 self._misses.pop(job_id, None)
                 self._next.pop(job_id, None)
 
-    # ------------------------------------------------------------------------------------------------ what has held
+    # -------------------------------------------------------------------------------------------- lasting conditions
 
     def _held(self, found: list[Condition], awake_since: float) -> list[Condition]:
-        """Return the conditions that have held for long enough, and remember the round."""
+        """Return the conditions that have lasted for long enough, and remember the round."""
         now, file = self.ctx.clock.now(), self.ctx.home / WATCH_FILE
         try:
             stored = json.loads(file.read_text("utf-8"))
@@ -236,26 +238,26 @@ class Watcher:
         return held
 
     def _unseen(self, subject: str, kind: str) -> bool:
-        """Return whether the state is unknown now because the machine or account was not seen."""
+        """Return whether the condition is unknown now because the machine or account was not observed."""
         if subject.startswith(BALANCE):
             return not dated(self.ctx, subject.removeprefix(BALANCE))
         if self.fan_outs.unseen(subject):
             return True
         job_id = subject.removeprefix("job/")
         state = self.ctx.ledger.state(subject)
-        if kind == UPLOAD:  # it goes on after the job's end, while the machine is there
+        if kind == UPLOAD:  # uploads continue after the job's end, while the machine exists
             return job_id not in self.ctx.observed and bool(lease_ids_of(self.ctx.ledger, job_id, *LIVE_LEASES))
         return kind in OBSERVED and job_id not in self.ctx.observed and state in {Job.RUNNING, Job.UNKNOWN}
 
     # --------------------------------------------------------------------------------------------------- the ledger
 
     def _read(self) -> None:
-        """Take in the alerts that are open now, whichever process raised them."""
+        """Read the alerts that are open now; any process may have raised them."""
         standing = (Alert.read(event) for event in self.ctx.ledger.standing_alerts())
         self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
-        """Raise what is new and clear what is over, in one transaction with the look at the open alerts."""
+        """Raise new alerts and clear those that are over, in one transaction with the read of the open ones."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()

@@ -1,4 +1,4 @@
-"""Estimate what a script or a model needs on a card, without a GPU and without a job."""
+"""Estimate the GPU memory and time of a script or a model, without a GPU and without a job."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpuwarden.static_analysis.script import read_script
 
 Fit = Literal["fits", "may_fit", "will_not_fit"]
 _PIPELINE = "model_index.json"
-_TRY_STEPS = "Run a few steps with the job's batch and resolution, and read the peak there."
+_TRY_STEPS = "Run a few steps with the job's batch size and resolution, and measure the peak memory."
 
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU, how many of them, whether the run fits there, and how long it takes."""
+    """One GPU, their number, whether the run fits, and its duration in seconds."""
 
     gpu: Gpu
     count: int
@@ -42,9 +42,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of one GPU, what it is made of in bytes, and the cards that were asked about.
+    """The memory of one GPU, its parts in bytes, and the requested cards.
 
-    `not_traced` says why the memory is counted by formula.
+    `not_traced` is why the memory is computed by formula; empty if it was traced.
     """
 
     model: str
@@ -60,7 +60,7 @@ async def estimate(
 ) -> Estimate:
     """Return the estimate for a script file, a model's id on the Hub, or a folder with its config.json.
 
-    `settings` replace what the script says. Raises NotFound for a model that can't be read, BadRequest for an unknown
+    `settings` override those of the script. Raises NotFound for a model that can't be read, BadRequest for an unknown
     GPU or a script that trains no model.
     """
     cards = [card for name in gpus if (card := gpu_of(name))] or [(gpu, 1) for gpu in GPUS.values()]
@@ -90,7 +90,7 @@ async def estimate(
     }
     found = []
     for gpu, count in cards:
-        # A card that is nearly full gets unused blocks back, which only a trace of it shows.
+        # On a nearly full card the allocator frees unused blocks, which only a trace with its size shows.
         low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
         fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
         found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))
@@ -100,7 +100,7 @@ async def estimate(
 async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubConfig, gpus: int) -> tuple[str, Run]:
     text = _read_text(path)
     if text is None:
-        raise NotFound(f"there is no script {path}", "Give the path of a Python script.")
+        raise NotFound(f"the script {path} can't be read", "Give the path of a Python script.")
     script = read_script(text, {}, args)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
@@ -110,7 +110,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
     model = facts.model if facts else None
     if model is None:
-        raise BadRequest("the script names no single model of the Hub that it trains", "Estimate the model itself.")
+        raise BadRequest("the script does not train exactly one model of the Hub", "Estimate the model itself.")
     if not model.parameters:
         raise NotFound(f"the size of {model.use.id} is unknown: its config.json can't be read", "Check the token.")
     rows = None
@@ -124,14 +124,14 @@ async def _of_model(what: str, config: HubConfig, gpus: int) -> tuple[str, Run]:
     described = await _described(what, config)
     shape = shape_of(described)
     if shape is None and {"image_size", "num_channels", "_class_name"} & described.keys():
-        raise NotFound(f"{what} is a model of images, whose memory is not estimated", _TRY_STEPS)
+        raise NotFound(f"{what} is an image model, for which the memory is not estimated", _TRY_STEPS)
     if shape is None:
         raise NotFound(f"the config.json of {what} can't be read, or describes no layers", "Estimate a script instead.")
     return what, Run(params=round(shape.parameters), shape=shape, bits=shape.bits, weights="half", gpus=gpus)
 
 
 async def _described(what: str, config: HubConfig) -> dict[str, Any]:
-    """Return the config.json of a folder or of a model on the Hub, empty where it can't be read."""
+    """Return the config.json of a folder or of a model on the Hub; empty if it can't be read."""
     text = _read_text(Path(what) / "config.json")
     if text is not None:
         try:
@@ -144,7 +144,7 @@ async def _described(what: str, config: HubConfig) -> dict[str, Any]:
     async with HubClient(config) as hub:
         repo = await look(hub, what, "model", most_files=2_000)
         if repo.status == "error":
-            raise Unreachable(f"model {what!r} could not be looked at: {repo.why}", "Try again.")
+            raise Unreachable(f"model {what!r} could not be read: {repo.why}", "Try again.")
         if not repo.exists:
             raise NotFound(f"model {what!r}: {repo.why}", "Give a script, another model's id, or a folder.")
         if any(file.path == _PIPELINE for file in repo.files):

@@ -1,4 +1,4 @@
-"""Gather the facts that the submit rules read: the script, the Hub, the price, the place, the secrets."""
+"""Gather the facts for the submit rules: the script, the Hub, the price, the place, the secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpuwarden.hub.facts import HubFacts
 from gpuwarden.hub.preflight_facts import hub_facts
 from gpuwarden.hub.scripts import fetch_script
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.bootstrap import greet_own, look_over_own
+from gpuwarden.lifecycle.execution.bootstrap import pin_host_key, probe_host
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.records import read_job
@@ -47,15 +47,15 @@ OWN_VARIABLES = "GPUWARDEN_"
 
 
 async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: SubmitFacts | None = None) -> SubmitFacts:
-    """Gather everything that the submit rules read. `tasks` is how many jobs like this one are one array.
+    """Gather the facts for the submit rules. `tasks` is the number of jobs like this one in one array.
 
-    `elsewhere` are the facts of the same job on another platform, whose script and Hub are taken over.
+    `elsewhere` are the facts of the same job on another platform; their script and Hub facts are reused.
     """
     try:
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
         profile = None
-    config = cache(partial(HubConfig.from_env, ctx.env))  # called late: the login's token takes huggingface_hub
+    config = cache(partial(HubConfig.from_env, ctx.env))  # lazy: the login's token imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
     program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
@@ -113,7 +113,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         proven_script=spec.script is not None and _is_proven(ctx, spec.script),
         looked=looked,
         readiness=None
-        if profile is None or profile.meter.metered or leaks  # what is refused for a secret is sent nowhere
+        if profile is None or profile.meter.metered or leaks  # a job with a leaked secret is sent nowhere
         else await _readiness(ctx, backend, spec, needs, looked),
         engine=None if leaks else await _limits(ctx, backend, spec, tasks),
         inputs=inputs.files,
@@ -130,11 +130,11 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
 
 
 async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> Answer[EngineLimits] | None:
-    """Return what the engine of a platform allows for a job; None where the platform has no engine."""
+    """Return the limits of a platform's engine for a job; None if the platform has no engine."""
     if not isinstance(backend, Bounded):
         return None
     try:
-        place = await greet_own(ctx, ctx.owned_place(spec.platform))
+        place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
         limits = await backend.limits(spec, place)
         return Known(limits.model_copy(update={"asked": limits.asked.model_copy(update={"tasks": tasks})}))
     except WardenError as error:
@@ -144,20 +144,20 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
 async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
-    """Return what an existing place lacks of what a job needs; None where nothing is needed or nobody can look."""
+    """Return which of a job's needs an existing place lacks; None if it needs nothing or the backend can't check."""
     if not isinstance(backend, Startable) or not needs.any:
         return None
-    if silent := next((f for f in looked if f.blocks), None):  # asking again takes one more time limit
+    if silent := next((f for f in looked if f.blocks), None):  # another connection would only time out again
         return Unknown(silent.message)
     try:
-        place = await greet_own(ctx, ctx.owned_place(spec.platform))
+        place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
         return Known(await backend.readiness(place, needs))
     except WardenError as error:
         return Unknown(error.message)
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
-    """Return the roster of the files that go along. Raises NotSupported where jobs can't be given any."""
+    """Return the manifest of the job's input files. Raises NotSupported if the platform takes no inputs."""
     if not spec.inputs:
         return Inputs()
     if (
@@ -166,25 +166,25 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
         and not ctx.backend(profile.backend).takes_inputs
     ):
         raise NotSupported(
-            f"{spec.platform} can't put files beside a job, so it takes no inputs; nothing was launched or billed",
+            f"{spec.platform} takes no inputs, because it can't copy files to a job; nothing was launched or billed",
             "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
         )
     return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return what is wrong with the artifact store of a job, "" where it can be used or is refused without a look."""
+    """Return the problem of a job's artifact store; empty if it is usable or if a rule refuses it without a check."""
     if not ctx.policy.artifact_stores.allows(spec.artifact_store):
-        return Known("")  # PF-STORE-002 says so, and nobody sends credentials there
+        return Known("")  # PF-STORE-002 refuses it, and no credentials are sent there
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
-        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is what uploads")
+        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which does the uploads")
     try:
         given = StoreAddress.parse(spec.artifact_store).handed(ctx.env)
     except AuthFailed as error:
         return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
-        return Known("its credentials are those of an account that rents machines; no machine receives them")
-    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # few jobs have one, and it brings clients of stores
+        return Known("its credentials belong to an account that rents machines, so no machine may receive them")
+    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # lazy: imports the store clients
 
     return await reachable(ctx, spec.artifact_store)
 
@@ -195,16 +195,17 @@ async def read_spec(
     files: Sequence[str] = (),
     program: tuple[str, tuple[str, ...]] | None = None,
 ) -> tuple[ScriptFacts, Answer[str]]:
-    """Read the script, given as text or behind an address; for other commands read their flags.
+    """Read the script, from its text or its URL; for other commands read their flags.
 
-    `files` are the inputs in its working folder, `program` is the one of them that the command starts.
+    `files` are the inputs in its working folder; `program` is the text and arguments of the input that the command
+    starts.
     """
     if spec.script is not None:
-        # A megabyte takes seconds of processor time; other calls go on meanwhile.
+        # A megabyte takes seconds of CPU time, so a thread keeps other calls running.
         return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
     if program is not None:
         said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
-        # Only uv installs what a header lists; any other command takes the packages that the machine has.
+        # Only uv installs the packages of a header; any other command uses the machine's packages.
         return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
     fetched = await fetch_script(spec.command, config())
     if isinstance(fetched, Known) and fetched.value.text:
@@ -215,7 +216,7 @@ async def read_spec(
 
 
 def _is_proven(ctx: Context, script: str) -> bool:
-    """Return whether exactly this script has succeeded here, with any arguments, or is a shipped trainer, unchanged."""
+    """Return whether this exact script has succeeded here, with any arguments, or is an unchanged shipped trainer."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
         return True
@@ -223,14 +224,14 @@ def _is_proven(ctx: Context, script: str) -> bool:
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
-    """Return the backend's findings on an existing place, or the provider's on the account that would rent one."""
+    """Return the backend's findings on an existing place, or the provider's on the account for rented platforms."""
     if profile is None or _unusable(ctx, profile, platform):
         return ()
     known = {r.id for r in rules_of("submit")}
     look, fallback = (
         (ctx.provider(platform).check(), "PF-ACCT-001")
         if profile.meter.metered
-        else (look_over_own(ctx, ctx.owned_place(platform)), "PF-PLACE-001")
+        else (probe_host(ctx, ctx.owned_place(platform)), "PF-PLACE-001")
     )
     try:
         found = await look
@@ -240,7 +241,7 @@ async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[F
 
 
 def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
-    """Return why jobs can't be run on a platform by this build; empty when they can."""
+    """Return why this build can't run jobs on a platform; empty if it can."""
     if profile is None:
         return ""
     try:
@@ -253,17 +254,17 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
 
 
 async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
-    """Return the price now, and why the platform does not rent what is asked; empty when it does, or nobody knows."""
+    """Return the current price, and why the platform does not rent this machine; empty if it does or if unknown."""
     try:
         offer = await ask_offer(ctx, spec.platform, wanted(spec))
-    except WardenError as error:  # there is nobody to ask; another rule says so
+    except WardenError as error:  # no provider to ask; another rule reports it
         return Unknown(error.message), ""
     refusal = offer.refusal
     return offer.quote, f"{refusal.message}. {manual_text(refusal.next_steps)}".strip() if refusal else ""
 
 
 def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
-    """Return the named secrets that no job may have: keys of accounts under any name, and what is gpuwarden's own."""
+    """Return the named secrets that no job may have: account keys under any name, and gpuwarden's own variables."""
     keys, values = account_keys(), set(account_key_values(ctx.env).values())
     held = {name for name in spec.secrets if any(value in ctx.env.get(name, "") for value in values)}
     named = {name for name in spec.secrets if name.upper() in keys or name.upper().startswith(OWN_VARIABLES)}
@@ -271,13 +272,13 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _ours(ctx: Context) -> dict[str, str]:
-    """Return the secrets of this process: those of its environment by name, and the keys in files that it names."""
+    """Return this process's secrets by name: from its environment, and from the key files that it names."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Find the secrets in a spec: by the shape of a token, by name, or by the value of a known secret."""
+    """Find the secrets in a spec: by the format of a token, by name, or by the value of a known secret."""
     ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
@@ -301,7 +302,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, by its name"))
-    # Secrets that no shape gives away, but the flag, the name or the header before them. One a place.
+    # Secrets that are recognized by the flag, name or header before them. At most one per place.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

@@ -1,7 +1,6 @@
-"""The bytes of inputs, kept by content from a job's acceptance until no job needs them.
+"""Content-addressed store of input files, from a job's acceptance until no job needs them.
 
-What was checked is what a machine gets, whatever becomes of the files meanwhile, at the first launch and at every
-relaunch.
+A machine gets the checked bytes at the first launch and at every relaunch, even if the local files change meanwhile.
 """
 
 from __future__ import annotations
@@ -21,39 +20,42 @@ from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
-    """Copy the files of a roster from below `root` into the store. Raises `Conflict` for one that has changed."""
+    """Copy the files of a manifest from below `root` into the store. Raises `Conflict` for a changed file, `DiskError`.
+
+    Files that are already stored are not copied again.
+    """
     try:
         private_folder(store)
         for file in files:
             if not _is_whole(store / file.sha256, file):
                 _copy(real_path(root, file.path), store / file.sha256, file)
-        if hasattr(os, "O_DIRECTORY"):  # make the new names durable, where a folder can be opened
+        if hasattr(os, "O_DIRECTORY"):  # make the new names durable, if folders can be opened
             fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
     except OSError as error:
-        raise DiskError(f"the inputs can't be kept in {store}: {error.strerror}", "Free some space there.") from error
+        raise DiskError(f"the inputs can't be stored in {store}: {error.strerror}", "Free some space there.") from error
 
 
 def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
     """Return the stored copy of each file, by its path.
 
-    Raises `BadRequest` where they are not the ones of the roster.
+    Raises `BadRequest` if a copy is missing or differs from the manifest.
     """
     found = {file.path: store / file.sha256 for file in files}
     for file in files:
         if not _is_whole(store / file.sha256, file):
             raise BadRequest(
-                f"the kept copy of the input {line(file.path)} is not there any more, or was changed",
-                f"Something wrote to {store}. Submit the job again.",
+                f"the stored copy of the input {line(file.path)} is missing or was changed",
+                f"Another program wrote to {store}. Submit the job again.",
             )
     return found
 
 
 def sweep(store: Path, needed: Iterable[InputFile]) -> None:
-    """Drop what no job needs any more, and what a crash left half written."""
+    """Delete the files that no job needs, and partial files from a crash."""
     keep = {file.sha256 for file in needed}
     if store.is_dir():
         for path in store.iterdir():
@@ -69,7 +71,7 @@ def _is_whole(path: Path, file: InputFile) -> bool:
 
 
 def _copy(source: Path, target: Path, file: InputFile) -> None:
-    """Copy one file, which gets its name only once it is whole and on the disk."""
+    """Copy one file. It gets its name only after it is complete and synced to disk."""
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     seen, size = hashlib.sha256(), 0
@@ -83,7 +85,7 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
     if seen.hexdigest() != file.sha256:
         part.unlink()
         raise Conflict(
-            f"the input {line(file.path)} changed while it was taken; nothing was launched",
+            f"the input {line(file.path)} changed while it was copied; nothing was launched",
             do(Action.SUBMIT, "to have it checked again", receipt=""),
         )
     part.chmod(0o400)

@@ -1,7 +1,7 @@
-"""The files that a job takes along: named below the working directory, listed with digests, searched for secrets.
+"""The input files of a job: named below the working directory, listed with digests, searched for secrets.
 
-An agent names them and a machine that others own gets them, so nothing leaves that a person would not expect to: no
-path and no link out of the working directory, nothing hidden, and no file that looks like a key.
+An agent names them and a third party's machine receives them. So paths and links out of the working directory, hidden
+files, and files that look like keys are refused.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MAX_LOOKED: Final = 20_000
 MORE: Final = "Name narrower inputs; put more into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
-"""Bytes of a block that are looked at again with the next one, so that no token hides on the border."""
+"""Bytes of a block that are searched again with the next one, so that a token on the border is found."""
 _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Files that go with a job, in the order of their paths; files left out; files that look secret."""
+    """Input files of a job, in the order of their paths; files left out; files that look secret."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -42,9 +42,9 @@ class Inputs:
 
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
     """List the files of `names` below `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
-    files and folders that nothing is sent of.
+    files and folders that are never sent.
 
-    Raises `BadRequest` that names the path at fault.
+    Raises `BadRequest` with the path at fault.
     """
     try:
         walk = _Walk(root.resolve(), tuple(path.resolve() for path in kept))
@@ -52,18 +52,18 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
             walk.add(name)
         read = [_read(path, real, ours) for path, real in sorted(walk.found.items())]
     except OSError as error:
-        raise BadRequest(f"the inputs can't be read: {error}", "Submit when nothing changes them.") from error
+        raise BadRequest(f"the inputs can't be read: {error}", "Retry once the files stop changing.") from error
     leaks = tuple(leak for _, leak in read if leak is not None)
     return Inputs(tuple(file for file, _ in read), tuple(sorted(walk.left_out)), leaks)
 
 
 def real_path(root: Path, name: str, what: str = "input") -> Path:
-    """Resolve a named file through all links. Raises `BadRequest` for a way that leaves `root`."""
+    """Resolve a named file through all links. Raises `BadRequest` for a path that leaves `root`, or is hidden."""
     root = root.resolve()
     try:
         real = (root / name).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:  # a NUL character is in no file's name
-        raise BadRequest(f"the {what} {line(name)} is not there", "Name files below the working directory.") from error
+    except (OSError, RuntimeError, ValueError) as error:  # no file name contains a NUL character
+        raise BadRequest(f"the {what} {line(name)} was not found", "Name files below the working directory.") from error
     if not real.is_relative_to(root) or real == root:
         raise BadRequest(f"the {what} {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
     if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
@@ -72,21 +72,21 @@ def real_path(root: Path, name: str, what: str = "input") -> Path:
 
 
 def script_in(root: Path, name: str) -> str:
-    """Return the text of a script file below `root`. Raises `BadRequest` for any other file, however it is named."""
+    """Return the text of a script file below `root`. Raises `BadRequest` for any other path or a file too large."""
     real = real_path(root, name, "script")
     with open_regular(real, identity_of(real.lstat())) as file:
         raw = file.read(MAX_SCRIPT_BYTES + 1)
     if len(raw) > MAX_SCRIPT_BYTES:
         raise BadRequest(
-            f"the script {line(name)} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Ship data as data, not as script."
+            f"the script {line(name)} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move its data to a file or dataset."
         )
     if real_path(root, name, "script") != real:
-        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Submit when nothing changes it.")
+        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Retry once it stops changing.")
     return decode(raw)
 
 
 def below(root: Path, file: Path) -> str:
-    """Return a file's path below `root`, as inputs are named; empty for one that is elsewhere or hidden."""
+    """Return a file's path relative to `root`, as for an input; empty for a file outside `root` or a hidden one."""
     try:
         inner = Path(os.path.relpath(file, root))
         real_path(root, inner.as_posix())
@@ -98,7 +98,7 @@ def below(root: Path, file: Path) -> str:
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
     """Return the text and the arguments of the Python file among the inputs that a command starts, or None.
 
-    Raises `BadRequest` when it changed since it was listed, or is not text.
+    Raises `BadRequest` if the file changed since it was listed, or is not text.
     """
     listed = {file.path: file for file in files}
     for n, word in enumerate(command):
@@ -107,13 +107,13 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
             with open_regular(real_path(root, file.path)) as program:
                 raw = program.read(MAX_SCRIPT_BYTES + 1)
             if hashlib.sha256(raw).hexdigest() != file.sha256:
-                raise BadRequest(f"the input {line(file.path)} changes while it is read", "Submit when it rests.")
+                raise BadRequest(f"the input {line(file.path)} changed while it was read", "Retry once it is stable.")
             return decode(raw), tuple(command[n + 1 :])
     return None
 
 
 class _Walk:
-    """Finds the files below named paths; `found` is their real path by the name that they arrive under."""
+    """Finds the files below named paths; `found` maps the path on the machine to the real local path."""
 
     def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
         self.root, self.kept = root, kept
@@ -122,7 +122,7 @@ class _Walk:
         self.bytes = self.looked = 0
 
     def add(self, name: str) -> None:
-        """Add one named path."""
+        """Add the files of one named path."""
         real = real_path(self.root, name)
         before = len(self.found)
         known = any(n == name or n.startswith(name + "/") for n in self.found)
@@ -132,10 +132,10 @@ class _Walk:
         else:
             self._file(name, real)
         if len(self.found) == before and not known:
-            raise BadRequest(f"the input folder {line(name)} has no file that can be sent", "Leave it out.")
+            raise BadRequest(f"the input folder {line(name)} contains no file that can be sent", "Leave it out.")
 
     def _folder(self, name: str, real: Path) -> Iterator[tuple[str, Path]]:
-        """Yield every file of a folder; links are taken to files only, so that no walk goes in circles."""
+        """Yield every file of a folder. Only links to files are followed, so that the walk has no cycles."""
         waiting = [(name, real)]
         while waiting:
             above, folder = waiting.pop()
@@ -150,7 +150,7 @@ class _Walk:
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
                     raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
-                # made by a run, settings, or a whole environment
+                # caches of a run, settings, or a whole environment
                 never = entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo"))
                 if never or (entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")):
                     self.left_out.add(_printable(path))
@@ -170,7 +170,7 @@ class _Walk:
             sound = clean_path(path) == path and bool(local_name(path, windows=False))
         except (ValueError, BadReply):
             sound = False
-        if not sound:  # another system could take it for something else; spaces, quotes and dashes are fine
+        if not sound:  # another system could read it as another path; spaces, quotes and dashes are fine
             raise BadRequest(
                 f"the input {_printable(path)!r} has a name that can't be sent",
                 "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
@@ -183,7 +183,7 @@ class _Walk:
         if path in self.found:
             return
         if any(real == own or own in real.parents for own in self.kept):
-            raise BadRequest(f"the input {line(path)} is gpuwarden's own, or what it decides by", "Leave it out.")
+            raise BadRequest(f"the input {line(path)} is a gpuwarden state or policy file", "Leave it out.")
         self.found[path] = real
         self.bytes += info.st_size
         if len(self.found) > MAX_FILES:
@@ -193,12 +193,12 @@ class _Walk:
 
 
 def _printable(path: str) -> str:
-    """Return a name as one line that can be shown: it may contain anything."""
+    """Return a name, which may contain any bytes, as one printable line."""
     return line(path.encode("utf-8", "backslashreplace").decode())
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
-    """Return one file's entry of the roster, and why it looks like a secret, if it does."""
+    """Return the manifest entry of a file, and why it looks like a secret, if it does."""
     seen, size, tail = hashlib.sha256(), 0, b""
     kind = (
         "a key file, by its name" if _is_key_name(path) or _is_key_name(real.name) else _secret_in(path.encode(), ours)
@@ -207,7 +207,7 @@ def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Le
         while block := file.read(BLOCK):
             size += len(block)
             if size > MAX_INPUT_BYTES:
-                raise BadRequest(f"the input {line(path)} grew while it was read", "Submit when nothing writes to it.")
+                raise BadRequest(f"the input {line(path)} grew while it was read", "Retry once it stops changing.")
             seen.update(block)
             kind = kind or _secret_in(tail + block, ours)
             tail = block[-_OVERLAP:]

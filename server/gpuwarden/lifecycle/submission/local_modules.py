@@ -1,4 +1,4 @@
-"""Find the modules that a program imports from files beside it, which are not on the machine unless they go along."""
+"""Find the modules that a program imports from local files, which the machine has only if they are inputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def local_modules(
 ) -> tuple[tuple[str, str], ...]:
     """Return each module that is a file or a folder below `root` and not among the inputs, with its path.
 
-    They are looked for where Python does: beside the program that a command starts, or in the working folder for a
-    script. What the script's header declares is a package. Modules that such modules import are followed.
+    They are searched for where Python does: beside the program that a command starts, or in the working folder for a
+    script. Names declared in the script's header are packages. Imports of these modules are followed.
     """
     if script is None or script.error:
         return ()
@@ -47,13 +47,13 @@ def local_modules(
 
 
 def _homes(root: Path, base: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of a module below `root`, with the file of its own code, "" where a folder has none."""
+    """Yield the path of a module below `root`, and the file of its code; "" for a folder without `__init__.py`."""
     folder = PurePosixPath(base) / name
     if _is_there(root, f"{folder}/__init__.py"):
         yield str(folder), f"{folder}/__init__.py"
     if _is_there(root, f"{folder}.py"):
         yield f"{folder}.py", f"{folder}.py"
-    # A folder without __init__.py gives way to an installed package of the same name.
+    # An installed package takes precedence over a folder without __init__.py of the same name.
     if not set(distributions(name)) & KNOWN and _is_there(root, str(folder)) and any((root / folder).glob("*.py")):
         yield str(folder), ""
 
@@ -66,7 +66,7 @@ def _is_there(root: Path, path: str) -> bool:
 
 
 def _imported(root: Path, path: str) -> Iterable[str]:
-    """Return the top-level names that a file imports; none for a file that can't be read."""
+    """Return the top-level names that a file imports; empty for a file that can't be read."""
     if not path:
         return ()
     try:

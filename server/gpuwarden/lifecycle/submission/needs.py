@@ -1,4 +1,4 @@
-"""Find what a job needs at its place, and which files it names that stay here."""
+"""Find the needs of a job at its place, and the local files that it names without sending them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 def needs_of_job(
     spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile], local: Iterable[tuple[str, str]]
 ) -> Needs:
-    """Return what a job needs at its place. `local` are modules that another rule reports.
+    """Return the needs of a job at its place. `local` are modules that another rule reports.
 
-    Of its variables those go along that decide what a program finds: others on a shared machine may see them.
+    Only the environment variables that decide which programs and modules are found are included, because other users
+    of a shared machine may read them.
     """
     env = {name: value for name, value in spec.env.items() if name in _TOLD or name.startswith("PYTHON")}
     gpu = bool(spec.gpu) and not str(spec.gpu).lower().startswith("cpu")
@@ -50,7 +51,7 @@ def needs_of_job(
 
 
 def files_here(root: Path, spec: JobSpec, files: Sequence[InputFile]) -> tuple[str, ...]:
-    """Return the files of the working directory that a job names and that neither go along nor are its outputs."""
+    """Return the files of the working directory that a job names and that are neither its inputs nor its outputs."""
     words = (*spec.command[1:], *spec.args)
     named = dict.fromkeys([*filter(None, [started_file(spec.command)]), *named_files(words)])
     there = {file.path for file in files}

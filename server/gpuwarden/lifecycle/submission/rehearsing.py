@@ -1,4 +1,4 @@
-"""Rehearse a script's first step on this machine, once a person allowed exactly this script to run here."""
+"""Rehearse a script's first step on this machine, after the user allowed exactly this script to run here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 """Lines of the script that the question shows."""
 QUESTIONS: Final = "questions"
-"""Folder of the scripts that a person may read before they say yes. Only the newest ones stay."""
+"""Folder of the scripts that the user may read before approving. Only the newest ones are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
 """Arguments, packages, files or variables that the question shows."""
@@ -41,7 +41,7 @@ MOST_SHOWN: Final = 40
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal that ran: its outcome, and what of the script's packages is not installed here."""
+    """A rehearsal that ran: its outcome, and the script's packages that are not installed here."""
 
     digest: str
     outcome: Outcome
@@ -49,13 +49,13 @@ class Rehearsal:
 
 
 class NeedsConsent(Refused):
-    """No person allowed this script to run on this machine."""
+    """The user has not allowed this script to run on this machine."""
 
     code = "approval_required"
 
     def __init__(self, ticket: str) -> None:
         super().__init__(
-            "a rehearsal runs the script on this machine, and no person allowed that yet; nothing was run",
+            "a rehearsal runs the script on this machine, which the user has not allowed yet; nothing was run",
             (approval(ticket), do(Action.RETRY)),
         )
         self.ticket = ticket
@@ -63,7 +63,7 @@ class NeedsConsent(Refused):
 
 @dataclass(frozen=True)
 class Permitted:
-    """A script that may run here: what is known of it, its inputs, and the question that a person said yes to."""
+    """A script that may run here: its facts, its inputs, and the question that the user approved."""
 
     script: ScriptFacts
     inputs: Inputs
@@ -73,7 +73,7 @@ class Permitted:
 async def permit(ctx: Context, spec: JobSpec) -> Permitted:
     """Return the script of a job that may be rehearsed.
 
-    Raises BadRequest without a readable script, NeedsConsent before a person allowed it.
+    Raises BadRequest without a readable script, NeedsConsent until the user has allowed it.
     """
     if spec.script is None:
         raise BadRequest("only a script can be rehearsed, and the job has a command", "Submit the script itself.")
@@ -91,11 +91,11 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
 
 
 async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = None) -> Rehearsal:
-    """Rehearse the script of a job, and record the outcome. It runs again where it was rehearsed before.
+    """Rehearse the script of a job, and record the outcome. A script that was rehearsed before runs again.
 
-    Raises as `permit` does, and NoSandbox where nothing confines it.
+    Raises the errors of `permit`, and NoSandbox if no sandbox is available.
     """
-    # Every check reads the last rehearsal from this file, and few run one.
+    # Lazy: every check imports this module, and few run a rehearsal.
     from gpuwarden.hub.first_step_supplies import bring
     from gpuwarden.remote.first_step.environment import INSTALL_S, environment_for
     from gpuwarden.remote.first_step.outcome import Outcome
@@ -105,12 +105,12 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One at a time: an environment of the same name is removed before it is made, and each may take gigabytes.
+    # One at a time: an existing environment of the same name is removed first, and each may take gigabytes.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
             raise BadRequest(
-                f"{described(script.grammar)}, which is not here, and uv could not bring it",
+                f"{described(script.grammar)}, which is not installed here, and uv could not install it",
                 "Install uv, or that Python, and try again.",
             )
         if place.fault:
@@ -151,23 +151,23 @@ def _question(spec: JobSpec, inputs: Inputs, packages: tuple[str, ...]) -> Rehea
 
 
 def _some(words: Sequence[str]) -> tuple[str, ...]:
-    """Return what a question shows of a list: a person knows when there is more."""
+    """Return the entries of a list that the question shows, with the number of the others."""
     shown = tuple(line(word, 200) for word in words[:MOST_SHOWN])
     return (*shown, f"and {len(words) - MOST_SHOWN} more") if len(words) > MOST_SHOWN else shown
 
 
 def rehearsal_digest(spec: JobSpec, files: dict[str, str]) -> str:
-    """Return the digest of what a rehearsal runs: the script, its arguments, variables, secrets' names and inputs."""
+    """Return the digest of a rehearsal: the script, its arguments, variables, names of secrets, and inputs."""
     return digest([spec.script, list(spec.args), dict(spec.env), sorted(spec.secrets), files])
 
 
 def ticket_of(whole: str) -> str:
-    """Return the ticket under which a person allows a digest."""
+    """Return the ticket that the user approves to allow a digest."""
     return f"s{whole.rpartition(':')[2][:16]}"
 
 
 def allowed(ctx: Context, whole: str) -> bool:
-    """Return whether a person allowed a digest to run here."""
+    """Return whether the user allowed a digest to run here."""
     granted = ctx.ledger.last(f"script/{ticket_of(whole)}", RehearsalAllowed)
     return granted is not None and granted.data.digest == whole
 
@@ -176,12 +176,12 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
     """Return the question of a ticket. Raises NotFound."""
     found = ctx.ledger.last(f"script/{ticket}", RehearsalAsked)
     if found is None:
-        raise NotFound(f"no rehearsal {line(ticket, 40)!r} was asked for in this ledger", do(Action.REHEARSE))
+        raise NotFound(f"this ledger has no request for a rehearsal {line(ticket, 40)!r}", do(Action.REHEARSE))
     return found.data
 
 
 def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
-    """Return the script that a question is about, None where its kept copy is gone or was changed."""
+    """Return the script of a question; None if its stored copy is gone or was changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, ValueError):
@@ -191,19 +191,19 @@ def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
 
 def _keep(folder: Path, ticket: str, script: str) -> None:
     write_private(private_folder(folder) / ticket, script.encode("utf-8", "surrogatepass"))
-    with contextlib.suppress(FileNotFoundError):  # another process removed one meanwhile
+    with contextlib.suppress(FileNotFoundError):  # another process may remove one meanwhile
         for old in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime)[:-MOST_KEPT]:
             old.unlink()
 
 
 def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
-    """Record a person's yes to what they were shown. Raises Refused where the policy lets only others approve."""
+    """Record the user's approval of a question. Raises Refused if the policy does not list the user as an approver."""
     check_approver(ctx)
     ctx.ledger.add(f"script/{ticket_of(asked.digest)}", RehearsalAllowed(digest=asked.digest, channel=channel, by=by))
 
 
 def rehearsed(ctx: Context, spec: JobSpec, files: dict[str, str]) -> Rehearsed | None:
-    """Return what came of the last rehearsal of exactly this; None where there was none."""
+    """Return the outcome of the last rehearsal of exactly this script; None if it was not rehearsed."""
     whole = rehearsal_digest(spec, files)
     found = ctx.ledger.last(f"script/{ticket_of(whole)}", ScriptRehearsed)
     if found is None or found.data.digest != whole:

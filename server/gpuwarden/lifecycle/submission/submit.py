@@ -1,4 +1,4 @@
-"""The submit gate: facts are gathered, rules read them, a receipt is bound to both, and only then is a job accepted."""
+"""The submit gate: gather facts, run the rules on them, bind a receipt to both, and only then accept a job."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Checks(Enum):
 
 @dataclass(frozen=True)
 class Submission:
-    """Result of a submit. `job` is None while nothing was accepted: then `receipt` launches it.
+    """Result of a submit. `job` is None until the job is accepted: then `receipt` launches it.
 
-    `ask` says why a person has to approve the spending first; empty when nobody has to. `ordered` is how a standing
-    order ends the machine; None where a person is asked.
+    `ask` is why the user must approve the spending first; empty if no approval is needed. `ordered` is the verb of
+    automatic teardown; None if the user is asked about the end of the machine.
     """
 
     findings: tuple[Finding, ...]
@@ -68,16 +68,16 @@ class Submission:
     job: JobRecord | None = None
     adopted: bool = False
     next_steps: tuple[NextStep, ...] = ()
-    """What remains to do for the job, the next step first."""
+    """Remaining steps for the job, the next one first."""
     rehearsal: Rehearsal | None = None
     choices: tuple[Choice, ...] = ()
-    """Where it may run, in order, with each price; empty for a job with one platform."""
+    """Platforms that the job may run on, in order, each with its price; empty for a job with one platform."""
     storage: tuple[str, ...] = ()
-    """What bills on after the machine's end, by name."""
+    """Names of the storage that is still billed after the machine's end."""
 
     @property
     def price(self) -> float | None:
-        """Return the price of an hour, the highest of all choices; None where one is unknown."""
+        """Return the highest price per hour of all choices; None if one is unknown."""
         if self.choices:
             return _highest([choice.price for choice in self.choices])
         return self.quote.price_usd_per_hour if self.quote else None
@@ -85,10 +85,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class Checked:
-    """A job that the submit gate let pass: the facts, what the rules found, and the quote.
+    """A job that passed the submit gate: its facts, findings and quote.
 
-    Of a job that may run on several platforms, `facts` are those of the first one that passed and `places` those of
-    all that did, in the order of the list; `asked` is the digest of the spec as it was given.
+    If the job may run on several platforms, `facts` are those of the first platform that passed, `places` those of
+    all that passed, in order, and `asked` is the digest of the spec as submitted.
     """
 
     facts: SubmitFacts
@@ -99,12 +99,12 @@ class Checked:
 
     @property
     def spec_digest(self) -> str:
-        """Return the digest of the spec as it was given."""
+        """Return the digest of the spec as submitted."""
         return self.asked or self.facts.spec.digest
 
     @property
     def digest(self) -> str:
-        """Return the digest of all that was checked, on every platform."""
+        """Return the digest of the facts on every platform."""
         return digest([facts.digest for facts in self.places]) if self.places else self.facts.digest
 
     @property
@@ -117,16 +117,16 @@ class Checked:
 
     @property
     def price(self) -> float | None:
-        """Return the highest price of an hour; None where one is unknown."""
+        """Return the highest price per hour; None if one is unknown."""
         return _highest([facts.price for facts in self.places or (self.facts,)])
 
     @property
     def worst_cost(self) -> float | None:
-        """Return what the job may cost at most, wherever it runs; None where that is unknown of one platform."""
+        """Return the job's maximum cost on any of its platforms; None if it is unknown for one."""
         return _highest([facts.worst_cost for facts in self.places or (self.facts,)])
 
     def question(self, ctx: Context) -> str:
-        """Return why a person has to be asked about the cost, on whichever platform; empty when nobody has to."""
+        """Return why the user must approve the cost on any of the platforms; empty if no approval is needed."""
         asks = (spending_question(ctx, facts) for facts in self.places or (self.facts,))
         return "; ".join(dict.fromkeys(filter(None, asks)))
 
@@ -144,25 +144,25 @@ async def submit(
     script_file: str = "",
     rehearse: bool = False,
 ) -> Submission:
-    """Check a job, and launch it when that is allowed. `rehearse` runs its script's first step here before.
+    """Check a job, and launch it if that is allowed. `rehearse` runs the first step of its script locally before.
 
     On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
-    and the same arguments, launches. `script_file` is the file below the working directory that the script came from;
+    and the same arguments, launches. `script_file` is the file below the working directory that contains the script;
     a launch by the receipt alone reads it again.
 
-    Raises Refused with the findings, NotFound or Conflict for a receipt that is not ours, stale or for something else,
-    BadRequest for a dry run that brings one.
+    Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or one of another
+    job, and BadRequest for a receipt with `dry_run` or `rehearse`.
     """
     if receipt is not None and (dry_run or rehearse):
-        what = "a dry run only checks" if dry_run else "a rehearsal comes before the receipt"
-        raise BadRequest(f"{what}, and a receipt launches; nothing was done", "Leave one of them out.")
+        what = "a dry run launches nothing" if dry_run else "a rehearsal comes before the receipt"
+        raise BadRequest(f"{what}, but a receipt launches the job; the call had no effect", "Leave one of them out.")
     spec = spec if spec.alternatives else settled(ctx, spec)
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
     tried = await rehearse_script(ctx, spec) if rehearse else None
     checks = Checks.DRY_RUN if dry_run else Checks.RECEIPT
     checked = await (_check_list if spec.alternatives else check_spec)(ctx, spec, checks=checks)
-    live = _live_twin(ctx, checked)
+    live = _live_duplicate(ctx, checked)
     if live is not None and not dry_run:
         job = await advance(ctx, live)
         found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
@@ -202,17 +202,17 @@ async def submit(
 
 
 def storage_after(ctx: Context, *specs: JobSpec) -> tuple[str, ...]:
-    """Return what bills on after the machines of these jobs are terminated, by name."""
+    """Return the names of the storage that is still billed after the machines of these jobs are terminated."""
     each = (ctx.profile(spec.platform).residue("terminate", requested=spec.durable_storage) for spec in specs)
     return tuple(dict.fromkeys(name for names in each for name in names))
 
 
 def settled(ctx: Context, spec: JobSpec) -> JobSpec:
-    """Return the spec as its platform runs it. Raises BadRequest for options that the platform does not have."""
+    """Return the spec as its platform runs it. Raises BadRequest for options that the platform does not support."""
     try:
         backend = ctx.backend(ctx.profile(spec.platform).backend)
     except (NotFound, NotSupported):
-        return spec  # a rule says so, among everything else
+        return spec  # a rule reports it, with all other findings
     if isinstance(backend, Optioned):
         found = backend.settle(spec)
         return found if found.platform == spec.platform else settled(ctx, found)
@@ -227,7 +227,7 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
 
 
 def check_wishes(spec: JobSpec, provider: Provider) -> None:
-    """Raise BadRequest for options of a rented machine that its platform does not take, or that are no short text."""
+    """Raise BadRequest for options of a rented machine that its platform does not accept or that are not short text."""
     taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
     for name, wish in spec.options.items():
         if name not in taken:
@@ -236,13 +236,13 @@ def check_wishes(spec: JobSpec, provider: Provider) -> None:
                 f"{spec.platform} {has}, and {line(name, 60)} was given", do(Action.LEAVE_OUT_ARGUMENT, name="options")
             )
         if not isinstance(wish, str) or not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,299}", wish):
-            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a name of one", f"Give one {name} as text.")
+            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Give one {name} as text.")
 
 
 async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH) -> Checked:
-    """Gather the facts and let the rules read them. What blocks is recorded and raised as Refused.
+    """Gather the facts and run the rules on them. Blocking findings are recorded and raised as Refused.
 
-    `tasks` is how many jobs like this one its engine gets as one array.
+    `tasks` is the number of jobs like this one that its engine receives as one array.
     """
     checked = await _look(ctx, spec, tasks=tasks, checks=checks)
     if any(finding.blocks for finding in checked.findings):
@@ -253,7 +253,7 @@ async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Che
 async def _look(
     ctx: Context, spec: JobSpec, *, checks: Checks, tasks: int = 1, elsewhere: SubmitFacts | None = None
 ) -> Checked:
-    """Return the facts and findings of a job on one platform, whether or not they block."""
+    """Return the facts and findings of a job on one platform, including findings that block."""
     lacking = await _lacking_here(ctx, spec, checks)
     facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
@@ -261,15 +261,15 @@ async def _look(
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
-    """Return what this machine lacks to run the job: a warning for a rehearsal, whose rules are the rented platform's.
+    """Return a finding if this machine can't run the job; a warning for a rehearsal, which has the platform's rules.
 
-    Raises NoSandbox unless it is a dry run, BadRequest where the call may launch.
+    Raises NoSandbox unless it is a dry run, and BadRequest if the call may launch.
     """
     try:
         profile = ctx.profile(spec.platform)
         backend = ctx.backend(profile.backend)
     except (NotFound, NotSupported):
-        return ()  # a rule says so, among everything else
+        return ()  # a rule reports it, with all other findings
     rehearsed = profile.provider is not None
     try:
         if isinstance(backend, Confining):
@@ -286,26 +286,26 @@ async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Fi
 def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refused:
     """Record that the gate refused a job, and return the error."""
     rules = tuple(dict.fromkeys(f.rule for f in findings if f.blocks))
-    # The spec may contain a secret, so only its digest is kept, and names that are not secret.
+    # The spec may contain a secret, so only its digest and scrubbed names are recorded.
     names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
     refused = JobRefused(**names, spec_digest=spec.digest, rules=tuple(sorted(rules)))
     ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
     return Refused(
         f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
-        ("Fix each finding as it says.", do(Action.RETRY)),
+        ("Apply the fix of each finding.", do(Action.RETRY)),
         findings,
     )
 
 
 async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> Checked:
-    """Check a job on every platform where it may run, and keep those that pass, in their order.
+    """Check a job on each of its platforms, and keep those that pass, in order.
 
-    What stops it on one platform leaves that one out of the list. Raises Refused where none is left, BadRequest for a
-    platform that is not rented or that takes the job otherwise than the first.
+    A platform with blocking findings is left out of the list. Raises Refused if none is left, BadRequest for a
+    platform that is not rented or that changes the spec in another way than the first.
     """
     places = tuple(settled(ctx, choice) for choice in spec.choices)
     for place in places:
-        with contextlib.suppress(NotFound):  # a rule says so, among everything else
+        with contextlib.suppress(NotFound):  # a rule reports it, with all other findings
             if not ctx.profile(place.platform).meter.metered:
                 raise BadRequest(
                     f"{place.platform} is not rented, so it never lacks capacity", "Leave it out of the alternatives."
@@ -318,7 +318,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
     seen = [await _look(ctx, places[0], checks=checks)]
     seen += [await _look(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
     passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
-    if not passed or any(checked.facts.leaks for checked in seen):  # no list is worth a secret in it
+    if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret refuses the whole list
         raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))
     findings = [finding for checked in passed for finding in checked.findings]
     for checked in seen:
@@ -331,30 +331,30 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
 
 
 def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return each finding once, as several platforms give the same ones of a script."""
+    """Remove repeated findings: several platforms report the same ones about a script."""
     return tuple({(finding.rule, finding.message): finding for finding in findings}.values())
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
-    """Launch what a receipt was issued for, once, when everything is still as it was checked."""
+    """Launch the job of a receipt, once, if the facts have not changed since the check."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
-        raise Conflict("the receipt is for other arguments", ANOTHER_RECEIPT)
+        raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
     used = ctx.ledger.used(JobAccepted, receipt)
     if used is not None:  # a repeated call, perhaps after a lost reply
         job = await advance(ctx, used.subject.removeprefix("job/"))
         return _submitted(ctx, job, Submission((), worst_cost_usd=job.worst_cost, receipt=receipt, adopted=True))
     if ctx.clock.now() > issued.expires_at:
-        raise Conflict("the receipt has expired: facts may have changed since", ANOTHER_RECEIPT)
+        raise Conflict("the receipt has expired, and the facts may have changed", ANOTHER_RECEIPT)
     checked = await _check_list(ctx, spec) if spec.alternatives else await check_spec(ctx, spec)
     if checked.digest != issued.facts_digest:
         change = _change(issued, checked)
-        raise Conflict(f"what was checked has changed since the receipt: {change}", ANOTHER_RECEIPT)
+        raise Conflict(f"the checked facts have changed since the receipt: {change}", ANOTHER_RECEIPT)
     return await _accept(ctx, checked, receipt)
 
 
 class NeedsApproval(Refused):
-    """The spending is above what the user allowed without a question."""
+    """The spending exceeds the amount that the policy allows without approval."""
 
     code = "approval_required"
 
@@ -364,7 +364,7 @@ class NeedsApproval(Refused):
 
 
 def _change(issued: ReceiptIssued, checked: Checked) -> str:
-    """Return what differs from the facts that a receipt is bound to."""
+    """Describe the first difference from the facts that a receipt is bound to."""
     if issued.choices != checked.choices:
         was, here = (
             ", ".join(f"{' '.join(filter(None, (c.platform, c.gpu)))} at {usd_per_hour(c.price)}" for c in each)
@@ -381,32 +381,32 @@ def _change(issued: ReceiptIssued, checked: Checked) -> str:
 
 
 _PARTS: Final = {
-    "policy": "the policy is another one",
-    "profile": "the platform's profile is another one",
-    "script": "the script at its address is another text",
+    "policy": "the policy has changed",
+    "profile": "the platform's profile has changed",
+    "script": "the script at its URL has changed",
 }
 
 
 def moved(issued: ReceiptIssued, checked: Checked) -> str:
-    """Return which inputs, or which repos that both know, are not those of a receipt; empty where all are."""
+    """Describe the inputs, or the repos known to both, that changed since a receipt; empty if none did."""
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
-        return f"inputs are not the files that were checked: {line(', '.join(changed))}"
+        return f"input files have changed since the check: {line(', '.join(changed))}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
     both = (name for name in then if name in seen)
     return "; ".join(f"{name} was {then[name]} and is {seen[name]}" for name in both if then[name] != seen[name])
 
 
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
-    """Write the job down, once per receipt, and start it on its way."""
+    """Record the job, once per receipt, and take its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    async with ctx.lock("submit"):  # so that two processes don't both find no twin, or the same room below a cap
+    async with ctx.lock("submit"):  # two processes must not both miss a duplicate or spend the same remaining budget
         used = ctx.ledger.used(JobAccepted, receipt)
-        live = used.subject.removeprefix("job/") if used else _live_twin(ctx, checked)
+        live = used.subject.removeprefix("job/") if used else _live_duplicate(ctx, checked)
         if live is None:
             ask = checked.question(ctx)
             if ask and not spending_approved(ctx, receipt):
-                raise NeedsApproval(f"a person has to approve this spending first: {ask}", receipt)
+                raise NeedsApproval(f"this spending needs the user's approval: {ask}", receipt)
             if ask:
                 check_receipt(ctx, receipt)
             await take_inputs(ctx, checked)
@@ -417,7 +417,7 @@ async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
 
 
 async def take_inputs(ctx: Context, checked: Checked) -> None:
-    """Take the bytes that were checked, before the job is accepted; drop those that no live job needs."""
+    """Store the checked input files before the job is accepted; delete those that no live job needs."""
     inputs = checked.facts.inputs
     kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
     await to_thread.run_sync(sweep, ctx.input_store, {file for files in kept for file in files})
@@ -435,10 +435,10 @@ def record_job(
     with_it: tuple[str, Body] | None = None,
     since: float | None = None,
 ) -> None:
-    """Record a job and what a person decided about it with the receipt, all together.
+    """Record a job and the user's decisions about it from the receipt, in one transaction.
 
     Raises Conflict for a `token` that was used. `with_it` is one more event, with its subject, under the same token:
-    that of the fan-out that the job is a part of, which was accepted at `since` and rents further machines by itself.
+    the event of the fan-out that the job belongs to, which was accepted at `since` and rents further machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(
@@ -464,7 +464,7 @@ def record_job(
 
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
-    """Return a result with the job that came of it, how its machine will end and what remains to do."""
+    """Return the result with its job, the verb of automatic teardown and the next steps."""
     order, storage = automatic_teardown(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
     verb, rest = order.verb if order else None, following(ctx, job)
     return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
@@ -474,8 +474,8 @@ def _live_jobs(ctx: Context) -> list[str]:
     return job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
 
 
-def _live_twin(ctx: Context, checked: Checked) -> str | None:
-    """Return a job with exactly these arguments and inputs that has not ended: the same call, made twice."""
+def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
+    """Return an open job with exactly these arguments and inputs: the same call, made twice."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

@@ -1,1 +1,1 @@
-"""The teardown gate: prove, ask, stop or terminate, observe the end."""
+"""The teardown gate: prove the outputs, get approval, stop or terminate, observe the end."""

@@ -1,23 +1,23 @@
-"""One-time codes: a person says yes at a terminal, reads a code there, and types it on the page.
+"""One-time codes: the user approves at a terminal, reads a code there, and types it on the page.
 
-The page alone can't tell a person from an agent. An agent under the same account can open a browser session, load the
-page without a window, and read every file of the state folder. It can't pass the question of `gpuwarden approve`: that
-goes to the terminal itself, and asks for the PIN where one is set. So a code is made only behind that question, for the
-facts that were shown there, and is written to that terminal: not to standard output, a log or the ledger. It is in no
-desktop notification either: every program of the same session can read those.
+The page alone can't distinguish the user from an agent. An agent under the same account can open a browser session,
+load the page without a window, and read every file of the state folder. It can't answer the prompt of `gpuwarden
+approve`: that is written to the terminal itself, and asks for the PIN if one is set. So a code is created only after
+that prompt, for the facts that were shown there, and is written to that terminal: not to standard output, a log or the
+ledger. It is not sent as a desktop notification, because every program of the same session can read those.
 
-A code is bound to more than its letters, so that a stolen one is worth little:
+A code is bound to more than its letters, so that a stolen one is of little use:
 
-- the ticket and the digest of its facts: whoever sends it gets what the person said yes to, and nothing else;
-- one browser session, whose mark the person copies from the page: it is worthless in an agent's own session;
-- five minutes, five tries and one use. A newer code for a ticket voids the older one, and a change of the facts does.
+- the ticket and the digest of its facts: the code approves exactly these facts, and nothing else;
+- one browser session, whose mark the user copies from the page: the code is invalid in an agent's own session;
+- five minutes, five tries and one use. A newer code for the ticket, or a change of the facts, voids the older one.
 
-The ledger keeps a salted scrypt hash over the code and what it is bound to. 40 bits behind such a hash take years to
-guess, and the code lives for minutes.
+The ledger keeps a salted scrypt hash over the code and these bindings. 40 bits behind such a hash take years to guess,
+and the code is valid for minutes.
 
-A code proves what a yes at the terminal proves, and no more: who sees it sits at that terminal. It carries the yes to a
-browser without a passkey, such as a phone's. Like that yes it is open to a program that drives a pseudo-terminal while
-no PIN is set, and it can't stop a program under the same account that writes the ledger's file itself.
+A code proves as much as an approval at the terminal: its reader has access to that terminal. It transfers the approval
+to a browser without a passkey, such as a phone's. Like that approval, it is open to a program that drives a
+pseudo-terminal while no PIN is set, and it can't stop a program under the same account that writes to the ledger file.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ CODE_S: Final = 300.0
 """Seconds for which a code is valid."""
 LENGTH: Final = 8
 TRIES: Final = 5
-"""Wrong codes after which the right one is void."""
+"""Number of wrong codes that void the right one."""
 
 
 def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
-    """Return a new code, which approves the facts of a digest from one browser session. An older one is void."""
+    """Return a new code that approves the facts of a digest from one browser session. It voids older codes."""
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     made = ApprovalCodeMade(
         code=hash_pin(_bound(letters, ticket, digest, session)),
@@ -57,8 +57,8 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 
 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
-    """Use a code up, and return it: it says who said yes at the terminal. Raises Refused, and counts a wrong one."""
-    # One at a time, or many could try at once.
+    """Use a code, and return its event, with the user who approved. Raises Refused, and counts a wrong code."""
+    # One at a time, so that parallel calls can't exceed the number of tries.
     async with ctx.lock(f"code-{ticket}"):
         made = _open_code(ctx, ticket, digest, session)
         if not await to_thread.run_sync(pin_matches, _bound(code, ticket, digest, session), made.data.code):
@@ -69,7 +69,7 @@ async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: s
 
 
 def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[ApprovalCodeMade]:
-    """Return the code that waits for one session and these facts. Raises Refused."""
+    """Return the open code for one session and these facts. Raises Refused."""
     made, now = ctx.ledger.last(_subject(ticket), ApprovalCodeMade), ctx.clock.now()
     if made is None or made.data.session != session or now > made.data.expires_at:
         raise Refused("no code is open for this page, or it has expired", _again(ticket, session))
@@ -94,5 +94,5 @@ def _token(made: Event[ApprovalCodeMade]) -> str:
 
 
 def _bound(code: str, *to: str) -> str:
-    """Return the text that is hashed: the code without its dash, and what it is bound to."""
+    """Return the text to hash: the code without its dash, and its bindings."""
     return "\n".join(("".join(c for c in code.upper() if c.isalnum()), *to))

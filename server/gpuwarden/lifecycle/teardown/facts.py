@@ -1,4 +1,4 @@
-"""Gather the facts that the teardown rules read: the machine, its files, and which copies of them are proven."""
+"""Gather the facts for the teardown rules: the machine, its files, and which copies of them are proven."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Gather everything that the teardown rules read, as it is now: no answer is older than this call."""
+    """Gather the current facts for the teardown rules: no answer is older than this call."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     with sharing_nothing():
@@ -70,7 +70,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         stored = store.files if store else frozenset()
         late = {a.path for a in listed.value.files if before.get(a.path) != a.stamp}
         changed = tuple(sorted(late - stored))
-    # the job's end was read from a file that the job itself could write, so it is looked at again
+    # The job's end came from a file that the job itself can write, so observe it again.
     with sharing_nothing():
         seen = await observe(ctx, job) if job.state in AT_REST else None
     facts = TeardownFacts(
@@ -100,9 +100,9 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
 
 
 async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Handle | None]:
-    """Return what gpuwarden started on a machine: None where that is nothing.
+    """Return the handle of the job that gpuwarden launched on a machine; None if it launched none.
 
-    A launch that was refused or never confirmed may have happened, so the machine is asked.
+    A launch that was refused or never confirmed may have happened, so the machine is queried.
     """
     if lease.id != job.lease or (job.handle is None and (job.attempt == 0 or job.place is None)):
         return Known(None)
@@ -122,7 +122,7 @@ async def _listed(
     whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine. Where it is off, list those of a copy that missed nothing the job wrote."""
+    """List the files on the machine. If it is off, list those of a complete copy, made after the job's end."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -143,7 +143,7 @@ async def _stored(
     pulled: Pulled | None,
     copy: Standing,
 ) -> StoreCopy | None:
-    """Look at the artifact store, where a job has one and the copy here is not enough."""
+    """Check the artifact store, if the job has one and the local copy is not sufficient."""
     if not job.spec.artifact_store or isinstance(listed, Unknown) or isinstance(handle, Unknown):
         return None
     proven = copy.verdict is Verdict.PROVEN and pulled is not None and all(pulled.has(f) for f in listed.value.files)
@@ -153,8 +153,8 @@ async def _stored(
 
 
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
-    """Return the latest copy that missed nothing the job wrote: it was made from the machine after the job's end, or
-    from its artifact store by that store's last word, and the machine was not started again since.
+    """Return the latest complete copy of a job's outputs: it was made from the machine after the job's end, or from
+    its artifact store with that store's final report, and the machine was not started again since.
     """
     end = at_rest(ctx.ledger, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
@@ -170,12 +170,12 @@ def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
 async def _disclosed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None], shown_last: Disclosure | None
 ) -> Answer[Disclosure]:
-    """Return what the machine shows besides the outputs: files that the job made there, without unchanged inputs.
+    """Return the files that the job wrote on the machine outside its outputs, without unchanged inputs.
 
-    `shown_last` is what it showed last, by its artifact store, where it is off.
+    `shown_last` is the last disclosure, from the artifact store, if the machine is off.
     """
     if lease.id != job.lease:
-        return Unknown("gpuwarden rented it by a request whose answer it never had, and was never on it")
+        return Unknown("gpuwarden never received the answer to its request for this machine, and never connected to it")
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -185,14 +185,14 @@ async def _disclosed(
     try:
         backend = ctx.backend(handle.value.backend)
         found = await backend.disclose(handle.value)
-        # an input looks new there when something touched it, though it still has the content that was sent
+        # A touched input looks new although it still has the content that was sent.
         new = {file.path for file in found.files}
         sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
         there = (await backend.manifest(handle.value, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
-    # the machine knows only the outputs of the launch, so those that were declared later are taken out here
+    # The machine knows only the outputs of the launch, so remove those that were declared later.
     fresh = (
         file
         for file in found.files
@@ -209,7 +209,7 @@ def _files(
     pulled: Pulled | None,
     store: StoreCopy | None,
 ) -> Answer[tuple[OutputFile, ...]]:
-    """Return each listed file with its storage tier, whether the verb destroys it, and where it has a copy."""
+    """Return each listed file with its storage tier, whether the verb destroys it, and its copies."""
     if isinstance(listed, Unknown):
         return listed
     rows = []
@@ -243,7 +243,7 @@ def _other_jobs(ctx: Context, job: JobRecord, lease: LeaseRecord) -> tuple[str, 
 def facts_digest(
     record: TeardownRecord, facts: TeardownFacts, pulled: Pulled | None, findings: tuple[Finding, ...]
 ) -> str:
-    """Digest of everything a person is asked about: what dies, what is copied where, and what was found."""
+    """Return the digest of the facts that the user approves: files that are destroyed, their copies, and findings."""
     machine = facts.machine
     return digest(
         {

@@ -1,7 +1,7 @@
-"""The teardown gate: a machine ends only when everything that would be lost is safe elsewhere and a person approved.
+"""The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user approved.
 
-An approval is bound to a digest of the facts that the person was shown. It expires, works once, and any change of
-the facts sends the request back. After the verb, the provider is watched until the meter is seen to have stopped.
+An approval is bound to a digest of the facts that the user was shown. It expires, works once, and any change of the
+facts sends the request back. After the verb is sent, the provider is polled until billing is confirmed stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, copy_for, verified_now
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
-from gpuwarden.lifecycle.execution.provisioning import tend
+from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
@@ -55,15 +55,15 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
-"""How long a machine may take to be seen gone before a person has to look at the console."""
-_VOID: Final = "the approval holds no more: its order was taken back, or it expired before anything was sent"
+"""Seconds that a machine may take to be confirmed stopped before the user has to check the provider's console."""
+_VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
-"""What a person can't waive: the platform has no such verb, or the meter would run on after it."""
+"""Rules that approval can't override: the platform has no such verb, or billing would continue after it."""
 
 
 @dataclass(frozen=True)
 class TeardownView:
-    """A request as a person or an agent sees it."""
+    """A request as it is shown to the user or an agent."""
 
     record: TeardownRecord
     job: JobRecord
@@ -73,20 +73,20 @@ class TeardownView:
     kept: tuple[OutputFile, ...] = ()
     copy_at: str | None = None
     unseen: str = ""
-    """Why the last look at the instance told nothing."""
+    """Why the last poll of the instance returned no answer."""
     next_steps: tuple[NextStep, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Return whether every proof is present, so that a click in a client is enough."""
+        """Return whether every proof is present, so that approval in a client is enough."""
         return all(f.severity is Severity.INFO for f in self.findings)
 
 
 async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
-    """Ask for a job's machine to be stopped or terminated. Nothing happens to it before a person approves.
+    """Request that a job's machine is stopped or terminated. Nothing happens to it before the user approves.
 
-    The answer is blocked, with the findings, or a ticket that a person can approve. Asking again looks again.
-    Raises NotSupported for a machine that is not rented, Conflict when there is none.
+    The request is blocked, with its findings, or has a ticket that the user can approve. Repeating the call gathers
+    the facts again. Raises NotSupported for a machine that is not rented, Conflict if the job has no machine.
     """
     job = read_job(ctx.ledger, job_id)
     if not ctx.profile(job.spec.platform).meter.metered:
@@ -95,34 +95,34 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
         job = await advance_locked(ctx, job_id)
         lease, live = job.lease, lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
         if lease is None:
-            raise Conflict(f"job {job_id} has rented nothing, so there is nothing to tear down")
+            raise Conflict(f"job {job_id} has rented no machine, so it has nothing to tear down")
         ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
-        if ended and live:  # nothing is left to end there, and another lease of the job bills
+        if ended and live:  # this lease has ended, and another lease of the job bills
             lease = live[0]
-        await tend(ctx, lease)
+        await refresh_lease(ctx, lease)
         ticket = _open_ticket(ctx, lease, verb)
         return await _proceed(ctx, ticket)
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """Return the refusal for a machine that is not rented, with what its run folder is still needed for."""
+    """Return the refusal for a machine that is not rented, with the steps before its run folder can be removed."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
-        f"{job.spec.platform} is not rented: nothing of it bills, and there is nothing to tear down or destroy. "
+        f"{job.spec.platform} is not rented: it is not billed, so it has nothing to tear down or destroy. "
         f"Job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
         cancel = do(Action.CANCEL, "to end its processes; the machine and its files stay as they are", job_id=job.id)
         return NotSupported(message, cancel)
     if job.handle is None:
-        return NotSupported(message, "It was never launched there, so it left nothing behind.")
+        return NotSupported(message, "It was never launched there, so it left no files.")
     pulled = copy_for(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
-        only = f"Its run folder {job.handle.run_dir} has the only proven copy of what it saved."
+        only = f"Its run folder {job.handle.run_dir} has the only proven copy of its outputs."
         pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
-        verify = do(Action.VERIFY, "and nothing there is needed any more", job_id=job.id)
+        verify = do(Action.VERIFY, "before you remove the run folder", job_id=job.id)
         return NotSupported(message, [only, *pull, verify])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "It declared no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
@@ -132,7 +132,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
 
 
 async def proceed(ctx: Context, ticket: str) -> TeardownView:
-    """Look at a request again and take it as far as it goes now."""
+    """Gather the facts of a request again and advance it as far as possible."""
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
         return await _proceed(ctx, ticket)
@@ -141,7 +141,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
     """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
 
-    A request under way is finished first.
+    A request that is being executed is finished first.
     """
     record = read_lease(ctx.ledger, lease)
     job = record.job_id
@@ -151,19 +151,19 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             continue
         if found.verb == verb or found.state is Teardown.EXECUTING:
             return found.id
-        why = f"{verb} was asked for"
+        why = f"{verb} was requested"
         with ctx.ledger.transaction():
-            if found.state is Teardown.NEEDS_HUMAN:  # its verb got nowhere; another one may
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect; another one may
                 ctx.ledger.add(found.subject, TeardownRequested(why=why))
             ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
-    if record.state in {Lease.STOPPED, Lease.NONE}:  # asking again must not ask a person again
+    if record.state in {Lease.STOPPED, Lease.NONE}:  # a repeated call must not ask the user again
         for subject in reversed(ctx.ledger.subjects("teardown", Teardown.VERIFIED_STOPPED, job=job)):
             found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
             if found.lease == lease and found.verb in {verb, "terminate"}:
                 return found.id
     if believed(ctx, lease) == "gone":
         raise Conflict(
-            f"the instance of job {job} is gone, and its meter was seen to have stopped", "Nothing is left to end."
+            f"the instance of job {job} is gone, and its billing is confirmed stopped", "No teardown is needed."
         )
     ticket = f"t{random.token_hex(5)}"
     ctx.ledger.add(f"teardown/{ticket}", TeardownRequested(job=job, lease=lease, verb=verb))
@@ -177,7 +177,7 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
     elif record.state is Teardown.APPROVED:
         await _execute(ctx, record)
     elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
-        why = "the instance is gone without it, and its meter was seen to have stopped"
+        why = "the instance is gone without this request, and its billing is confirmed stopped"
         ctx.ledger.add(record.subject, TeardownWithdrawn(why=why))
     elif record.state in OPEN_TEARDOWNS:
         return await _judge(ctx, record)
@@ -185,7 +185,7 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 async def _judge(ctx: Context, record: TeardownRecord) -> TeardownView:
-    """Gather the facts, let the rules read them, and record where that leaves the request."""
+    """Gather the facts, run the rules on them, and record the resulting state of the request."""
     facts, pulled = await gather(ctx, record)
     findings = tuple(run_rules(rules_of("teardown"), facts))
     blocked = any(f.blocks for f in findings)
@@ -225,10 +225,11 @@ def _view(
 async def approve(
     ctx: Context, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
 ) -> TeardownView:
-    """Record a person's yes to exactly the facts with digest `seen`, then carry it out.
+    """Record the user's approval of exactly the facts with digest `seen`, then carry it out.
 
-    `loss` is what a person typed who gives up what has no proof: it must be the job's name, and only a terminal may
-    bring it. Raises Conflict when the facts changed, the ticket expired or was used; Refused when proof is missing.
+    `loss` is the confirmation that the user typed to accept losing unverified outputs: it must be the job's name, and
+    only a terminal may supply it. Raises Conflict if the facts changed or if the ticket expired or was used, and
+    Refused if proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
@@ -240,10 +241,10 @@ async def approve(
             if record.state is Teardown.AWAITING_HUMAN:
                 ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
             await _judge(ctx, read_teardown(ctx.ledger, ticket))
-            raise Conflict(f"ticket {ticket} has expired", "Look at it again, then approve what is true now.")
+            raise Conflict(f"ticket {ticket} has expired", "Show it again, then approve the current facts.")
         view = await _judge(ctx, record)
         if view.record.digest != seen:
-            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Look at them again.")
+            raise Conflict(f"the facts of ticket {ticket} changed since they were shown", "Show the ticket again.")
         _check_channel(ctx, view, channel, loss)
         record = view.record
         in_force = ctx.in_force
@@ -259,7 +260,7 @@ async def approve(
         with ctx.ledger.transaction():
             if record.state is Teardown.BLOCKED:
                 body = granted.model_dump(exclude={"event", "why"})
-                given_up = TeardownAwaitingHuman(why="a person gave up what has no proof", **body)
+                given_up = TeardownAwaitingHuman(why="the user accepted losing unverified outputs", **body)
                 ctx.ledger.add(record.subject, given_up)
             ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
@@ -267,51 +268,53 @@ async def approve(
 
 
 def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
-    """Raise Refused or BadRequest where an approval by this channel can't carry the request out as it is now."""
+    """Raise Refused or BadRequest if an approval by this channel can't carry out the request as it is now."""
     record = view.record
     check_approver(ctx)
     if channel not in ctx.policy.approval.channels:
         raise Refused(
-            f"the policy takes no approval by {channel}", f"It takes: {', '.join(ctx.policy.approval.channels)}."
+            f"the policy does not allow approval by {channel}",
+            f"It allows: {', '.join(ctx.policy.approval.channels)}.",
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
-        raise Refused("a flag approves nothing on a real platform", approval(record.id))
+        raise Refused("a flag can't approve a teardown on a real platform", approval(record.id))
     futile = [f for f in view.findings if f.blocks and f.rule in FUTILE]
     if futile:
-        raise Refused(f"no yes can make this work: {futile[0].message}", futile[0].fix, view.findings)
+        raise Refused(f"approval can't override this rule: {futile[0].message}", futile[0].fix, view.findings)
     if record.state is Teardown.BLOCKED and loss is None:
         raise Refused(f"ticket {record.id} is blocked: proof is missing", "See its findings.", view.findings)
     if loss is not None and (channel != "terminal" or loss != view.job.spec.name):
         raise BadRequest(
-            "what will be lost was not named", f"Type the job's name, {view.job.spec.name!r}, on a terminal."
+            "the confirmation does not match the job name",
+            f"Type the job's name, {view.job.spec.name!r}, on a terminal.",
         )
     if channel in WEAK and not view.complete:
         raise Refused(
-            "a click in a client is not enough here: something is not proven",
+            "approval in a client is not enough: some facts are not proven",
             approval(record.id),
             view.findings,
         )
 
 
 def silent(view: TeardownView, storage: bool = False) -> bool:
-    """Return whether no rule has anything to say, so that nothing is left to decide for a person.
+    """Return whether the findings leave the user nothing to decide.
 
-    What bills on after a stop was chosen with the stop; `storage`: what bills on after the end was accepted.
+    Storage that is billed after a stop was accepted with the stop; `storage`: storage billed after the end was too.
     """
     chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)
 
 
 def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> bool:
-    """Return whether all that bills on after a machine's end was accepted with its job."""
+    """Return whether all storage that is billed after a machine's end was accepted with its job."""
     profile = ctx.profile(view.lease.platform)
     return set(profile.residue("terminate", requested=view.job.spec.durable_storage)) <= set(order.storage)
 
 
 async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
-    """Carry out an automatic teardown on exactly the facts with digest `seen`, every rule being silent.
+    """Carry out an automatic teardown on exactly the facts with digest `seen`, if the user has nothing to decide.
 
-    Raises Conflict when the facts changed, Refused when anything is left to decide.
+    Raises Conflict if the facts changed, Refused otherwise.
     """
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         record = read_teardown(ctx.ledger, ticket)
@@ -321,7 +324,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
         if view.record.state is not Teardown.AWAITING_HUMAN or view.record.digest != seen:
             raise Conflict(f"the facts of ticket {ticket} changed since the notice")
         if not silent(view, storage_accepted(ctx, view, order)) or view.record.verb != order.verb:
-            raise Refused(f"something about ticket {ticket} is left to a person", approval(ticket), view.findings)
+            raise Refused(f"ticket {ticket} needs the user's decision", approval(ticket), view.findings)
         origin = f"the approval of {order.receipt}" if order.through == "approval" else "the policy file"
         granted = ApprovalGranted(
             digest=seen,
@@ -334,17 +337,17 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             findings=view.record.findings,
         )
         with ctx.ledger.transaction():
-            if automatic_teardown(ctx, view.job.id) != order:  # the user objected, or the policy takes it back
-                raise Refused(f"the order to end the machine of job {view.job.id} was taken back", approval(ticket))
+            if automatic_teardown(ctx, view.job.id) != order:  # a hold, or the policy no longer allows it
+                raise Refused(f"automatic teardown of job {view.job.id} was canceled", approval(ticket))
             ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
         return _view(ctx, read_teardown(ctx.ledger, ticket), view.findings, view.dying, view.kept)
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
-    """Use an approval, once, and ask the provider. One that is no longer true or was voided sends the request back.
+    """Use an approval, once, and call the provider. An approval that is outdated or void sends the request back.
 
-    `fresh`: the facts were compared a moment ago, under this lock.
+    `fresh`: the facts were just compared, under this lock.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
@@ -359,7 +362,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
         expired = not granted.data.holds_at(ctx.clock.now())
         if revoked or expired or facts_digest(record, facts, pulled, findings) != granted.data.digest:
             why = "the approval expired" if expired else "the facts changed after the approval"
-            why = "the order was taken back" if revoked else why
+            why = "automatic teardown was canceled" if revoked else why
             ctx.ledger.add(record.subject, TeardownRequested(why=why))
             await _judge(ctx, read_teardown(ctx.ledger, record.id))
             return
@@ -367,22 +370,22 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
         ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
-        # A machine that was never seen is looked for by its token until it is found or ruled out.
+        # A machine with an unknown id is searched for by its token until it is found or ruled out.
         if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))
 
 
 async def _finish(ctx: Context, record: TeardownRecord) -> None:
-    """Ask, watch, and ask again, until the machine is seen to be what was asked for. One step further at every call."""
-    await tend(ctx, record.lease)
+    """Send the verb and poll, again at every call, until the machine is confirmed to be in the requested state."""
+    await refresh_lease(ctx, record.lease)
     if not _done(ctx, record):
         await request_end(ctx, record.lease, record.verb, record)
-        await tend(ctx, record.lease)
+        await refresh_lease(ctx, record.lease)
     waited = ctx.clock.now() - record.since > PATIENCE_S
     if _done(ctx, record):
         cost = lease_now(ctx, record.lease).cost
-        stopped = TeardownVerifiedStopped(cost_usd=cost, why="the meter was seen to have stopped")
+        stopped = TeardownVerifiedStopped(cost_usd=cost, why="billing is confirmed stopped")
         ctx.ledger.add(record.subject, stopped)
     elif voided(ctx, record) and (waited or not call_sent(ctx, record)):  # no call was sent, or it had no effect
         with ctx.ledger.transaction():
@@ -394,18 +397,18 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
         await _judge(ctx, read_teardown(ctx.ledger, record.id))
     elif record.state is Teardown.EXECUTING and waited:
         unseen = ctx.unseen.get(record.lease, "")
-        why = f"{record.verb} was asked for {PATIENCE_S:g} s ago and the meter is not seen to have stopped"
+        why = f"{record.verb} was requested over {PATIENCE_S:g} s ago and billing is not confirmed stopped"
         why += f": {unseen}" if unseen else ""
         ctx.ledger.add(record.subject, TeardownNeedsHuman(why=why))
 
 
 def _done(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether the machine is seen to be stopped, or gone where its end was requested."""
+    """Return whether the machine is confirmed stopped, or gone if its termination was requested."""
     return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
 
 
 async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:
-    """Take a request back before it is carried out."""
+    """Withdraw a request before it is carried out."""
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         ctx.ledger.add(f"teardown/{ticket}", TeardownWithdrawn(why=why))
     return read_teardown(ctx.ledger, ticket)

@@ -1,9 +1,10 @@
-"""Automatic teardown: what a person decided in advance about the end of machines whose every proof is complete.
+"""Automatic teardown: end machines whose outputs are all proven, by a decision that the user made in advance.
 
-An order is recorded with its job when the job is accepted, from the policy file or from the approval of its spending at
-a terminal. It is carried out in two looks, a grace apart. The first one announces the end with an alert, bound to the
-facts as they are; the second one ends the machine if the facts are the same, nobody objected and the alert was
-delivered a grace ago. Whatever is not proven, not silent or not ours stays a question for a person.
+An order is recorded when its job is accepted, from the policy file or from the approval of its spending at a terminal.
+It is carried out in two checks, a grace period apart. The first check announces the end with an alert, bound to the
+current facts. The second one ends the machine if the facts are the same, the user set no hold, and the alert was
+delivered a grace period ago. The user decides about machines with unproven outputs, with findings, or not rented by
+this ledger.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITI
 
 
 class Objection(StrEnum):
-    """The effect of an objection. HELD: no call of automatic teardown was sent, and none will be.
+    """The effect of a hold. HELD: automatic teardown has sent no call and will send none.
 
-    TOO_LATE: a call was sent, or may have been when its process died; automatic teardown sends no further one. Also
-    where a person approved the end. NOT_ORDERED: nothing was going to end or stop the machine.
+    TOO_LATE: a call was sent, or may have been sent when its process died, and no further one will be; or the user
+    approved the end. NOT_ORDERED: neither automatic teardown nor self-stop applied to the machine.
     """
 
     HELD = "held"
@@ -52,7 +53,7 @@ class Objection(StrEnum):
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
-    """Keep a job's machine until a person decides. The ledger orders this before or after the call to the provider.
+    """Hold a job's machine until the user decides. The ledger orders the hold before or after the call to the provider.
 
     Raises NotFound.
     """
@@ -71,11 +72,11 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
-    """Return the jobs with automatic teardown that have succeeded and whose own machine may bill.
+    """Return the succeeded jobs with automatic teardown whose machine may bill.
 
-    A machine that stopped itself is ended as it is where that was ordered and its artifact store proved everything.
+    A self-stopped machine is included if it is to be terminated and its job has an artifact store to prove the outputs.
     """
-    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of them run, and are not read here
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most are still running, so read only the succeeded
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
@@ -86,7 +87,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
 
 
 class Orders:
-    """Carries out the automatic teardowns of one ledger. What is left to a person is looked at less and less often."""
+    """Carries out the automatic teardowns of one ledger. Jobs that wait for the user are checked less often."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -94,21 +95,21 @@ class Orders:
         self._next: dict[str, float] = {}
 
     def shortest_grace(self) -> float:
-        """Return the shortest grace of an announced end, in seconds."""
+        """Return the shortest grace period of an announced end, in seconds."""
         jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
         graces = [order.grace_s for job in jobs if (order := automatic_teardown(self.ctx, job))]
         return min(graces, default=self.ctx.policy.teardown.grace_minutes * 60.0)
 
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
-        """Announce what is proven, and end what was announced a grace ago. Return what could not be done, by job.
+        """Announce the end of proven machines, and end those announced a grace period ago. Return the errors, by job.
 
-        `awake_since` is when the last gap between rounds ended: the user could not object in it, so what was announced
-        before is announced again.
+        `awake_since` is when the last gap between rounds ended: the user could not set a hold in it, so earlier
+        announcements are repeated.
         """
         trouble: dict[str, str] = {}
         doubt = self.ctx.ledger.trouble()
         if doubt is not None and doubt.incomplete:
-            return trouble  # an objection may be among what is lost
+            return trouble  # a hold may be among the lost events
         for job in ordered_jobs(self.ctx):
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
@@ -124,15 +125,15 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Take the next step of one order. Return whether everything that it is bound to is true."""
+    """Take the next step of one order. Return whether all its conditions are met."""
     order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
-        return True  # nothing is asked of the machine until there is a proof
+        return True  # the machine is not queried until its outputs are proven
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     present = open_ticket(ctx, lease)
     if present is not None and (present.verb != order.verb or present.state not in _ASKED):
-        return True  # a person asked for something else, or it is on its way
+        return True  # the user requested another verb, or the teardown is being executed
     from gpuwarden.lifecycle.teardown.gate import approve_by_order, request, silent, storage_accepted
 
     view = await request(ctx, job.id, order.verb)
@@ -153,9 +154,9 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
 
 
 def rented_for(ctx: Context, job: JobRecord) -> bool:
-    """Return whether this ledger rented a job's machine for it, and it is the job's only one that is seen running.
+    """Return whether this ledger rented a job's machine, and the machine is running or self-stopped.
 
-    Or it stopped itself, and no other one of the job may bill.
+    No other machine of the job may bill.
     """
     rests = parked(ctx, job)
     if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):

@@ -1,7 +1,7 @@
-"""Passkeys with which people approve on the page: allowed at a terminal, registered in a browser, kept in the ledger.
+"""Passkeys for approvals on the page: allowed at a terminal, registered in a browser, recorded in the ledger.
 
-The ledger keeps public keys only. A code that a person reads at a terminal lets one passkey be registered, once, within
-minutes; so a browser session alone, or an agent with a token, registers none.
+The ledger keeps public keys only. A code shown at a terminal allows one passkey to be registered, once, within
+minutes; so a browser session alone, or an agent with a token, can't register one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpuwarden.lifecycle.team import check_name
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CODE_S: Final = 300.0
-"""Seconds for which a code lets a passkey be registered."""
+"""Seconds for which a code to register a passkey is valid."""
 ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Letters and digits that nobody confuses."""
+"""Letters and digits without lookalikes."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Passkey:
     sign_count: int
     registered_at: float
     person: str = ""
-    """Whose it is; empty where it was registered before that was recorded."""
+    """The owner; empty for a passkey from before owners were recorded."""
 
 
 def passkeys(ctx: Context) -> list[Passkey]:
-    """Return the passkeys that may approve, the oldest first."""
+    """Return the valid passkeys, the oldest first."""
     found = []
     for event in ctx.ledger.events(kind=PasskeyRegistered):
         last = ctx.ledger.last(event.subject, PasskeyRegistered)
@@ -58,17 +58,19 @@ def passkeys(ctx: Context) -> list[Passkey]:
 
 
 def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
-    """Let a person register a passkey under a name. Return the code that they type on the page.
+    """Allow `person` to register a passkey under a name. Return the code to type on the page.
 
-    Raises BadRequest, Conflict, or Refused for another person's.
+    Raises BadRequest, Conflict, or Refused if the caller may not create it for `person`.
     """
     check_name(ctx, person)
     if line(person, 64) != person:
-        raise BadRequest("the person's name is longer than 64 characters, or contains odd characters")
+        raise BadRequest(
+            "the owner's name is longer than 64 characters, or contains control characters or extra spaces"
+        )
     if NAME.fullmatch(name) is None:
-        raise BadRequest("a name has up to 63 letters, digits, dots, dashes and underscores")
+        raise BadRequest("the name must have 1 to 63 letters, digits, dots, dashes or underscores")
     if any(known.name == name for known in passkeys(ctx)):
-        raise Conflict(f"there is a passkey {name!r}", "Choose another name, or remove that one first.")
+        raise Conflict(f"the passkey {name!r} exists already", "Choose another name, or remove that one first.")
     letters = "".join(secrets.choice(ALPHABET) for _ in range(16))
     expires_at = ctx.clock.now() + CODE_S
     ctx.ledger.add(
@@ -78,7 +80,7 @@ def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
 
 
 def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
-    """Return what a code allows. Raises Refused for one that is wrong, used or too old."""
+    """Return the permission of a code. Raises Refused if the code is wrong, used or expired."""
     digest, now = _digest(code), ctx.clock.now()
     for event in ctx.ledger.recent(PasskeyAllowed, now - CODE_S):
         same = hmac.compare_digest(event.data.code, digest)
@@ -88,7 +90,7 @@ def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
 
 
 def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistered) -> None:
-    """Record a passkey under the name that was allowed. Raises Conflict where that was done before."""
+    """Record a passkey under the allowed name. Raises Conflict if the permission was already used."""
     body = body.model_copy(update={"person": permit.data.person})
     ctx.ledger.add(permit.subject, body, token=_token(permit))
 

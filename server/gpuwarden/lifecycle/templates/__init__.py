@@ -1,1 +1,1 @@
-"""Fill, write and feed the shipped trainers: settings from a look at the Hub, rows in the form that they read."""
+"""Fill, write and feed the shipped trainers: settings from the Hub's metadata, rows in the form that they read."""

@@ -1,6 +1,6 @@
-"""Convert the rows of a file into a new file that a shipped trainer reads, and show some before and after.
+"""Convert the rows of a file into a new file for a shipped trainer, with examples before and after.
 
-A row that can't be converted is left out, counted and named.
+Rows that can't be converted are left out and counted, and the first of them are named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED: Final = 5
 
 @dataclass
 class Conversion:
-    """The outcome: rows read and written, the forms that they had, those left out and why, some before and after."""
+    """The outcome: rows read and written, their forms, the rows left out by reason, and examples before and after."""
 
     read: int = 0
     written: int = 0
@@ -36,7 +36,7 @@ class Conversion:
 
 
 def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: Conversion) -> Iterator[Row]:
-    """Yield rows as a trainer reads them, and record in `done` what happened."""
+    """Yield rows in the form that a trainer reads, and record the outcome in `done`."""
     for number, row in enumerate(rows, 1):
         done.read += 1
         named = {renames.get(name, name): value for name, value in row.items()}
@@ -56,7 +56,7 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
 
 
 def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
-    """Return rows that a file in UTF-8 can have. Raises BadRow for half a surrogate pair, which JSON allows."""
+    """Return rows that can be encoded as UTF-8. Raises BadRow for a lone surrogate, which JSON allows."""
     made = tuple(rows)
     try:
         json.dumps(made, ensure_ascii=False).encode()
@@ -66,7 +66,7 @@ def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
 
 
 def write_rows(rows: Iterator[Row], file: Path, done: Conversion) -> None:
-    """Write converted rows to a new jsonl file; nothing is left where none could be converted.
+    """Write converted rows to a new jsonl file; remove the file if no row could be converted.
 
     Raises:
         BadRequest: the file exists, or no row could be converted.
@@ -93,16 +93,16 @@ def write_rows(rows: Iterator[Row], file: Path, done: Conversion) -> None:
 
 
 def need_some(done: Conversion) -> None:
-    """Raise BadRequest where rows were read and none could be converted."""
+    """Raise BadRequest if no row could be converted."""
     if not done.written:
         why = "; ".join(f"{reason} ({count})" for reason, count in done.left_out.most_common(3)) or "there are no rows"
         raise BadRequest(
             f"none of {done.read} rows could be converted: {line(why, 400)}",
-            "Choose another template, or rename columns so that they say what they are.",
+            "Choose another template, or rename the columns to the names that it needs.",
         )
 
 
 def preview(rows: Iterator[Row]) -> None:
-    """Convert a few rows, to show them, without writing any."""
+    """Convert a few rows as examples, without writing any."""
     for _ in islice(rows, SHOWN):
         pass

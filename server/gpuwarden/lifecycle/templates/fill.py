@@ -1,7 +1,7 @@
-"""Fill a template from a look at the Hub: what to pass to a shipped trainer so that the submit gate has nothing to say.
+"""Fill a template from the Hub's metadata: choose a shipped trainer's arguments so that the submit gate passes them.
 
-The trainer's file stays as it is shipped. Everything that a dataset and a model ask for is a setting: config, split,
-names of columns, a chat template from elsewhere, the column that a reward reads.
+The trainer's file stays as it is shipped. All requirements of a dataset and a model are settings: config, split, names
+of columns, the source of a chat template, the column that a reward reads.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _PURPOSE: Final = {
     "sft": "sft", "cpt": "sft", "dpo": "prefs", "orpo": "prefs", "reward": "prefs", "kto": "prefs",
     "grpo": "gen", "rloo": "gen", "distill": "gen",
 }  # fmt: skip
-"""The ending of a split's name that says for which method it was made, as in train_prefs."""
+"""Suffix of the splits that are made for a method, as in train_prefs."""
 LISTED: Final = 12
-"""Names of a stranger that one sentence lists, at most."""
+"""Largest number of names from a Hub repo that one sentence lists."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
 _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
-"""Endings of the model of the same family that was trained on conversations."""
+"""Suffixes of the model of the same family that was trained on conversations."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """Describe what is asked for. `settings` are settings of the trainer; `push` is the Hub repo that results go to."""
+    """A request for a template. `settings` are settings of the trainer; `push` is the Hub repo for the results."""
 
     template: str
     model: str = ""
@@ -55,8 +55,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Filled:
-    """A template with its settings. `missing` are the settings that are still to be given, `alias` explains the word
-    that was asked for, and `other_model` is where the chat template comes from.
+    """A template with its settings. `missing` are the required settings without a value; `alias` explains the word of
+    the request.
     """
 
     trainer: Trainer
@@ -94,8 +94,8 @@ async def fill(
     """Return a template filled for a model, a dataset and a platform. Names of files are read below `here`, if given.
 
     Raises:
-        NotFound: there is no such template, model or dataset.
-        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint says what would.
+        NotFound: the template, model or dataset does not exist.
+        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint names a fix.
 
     """
     found = trainer(wish.template)
@@ -128,7 +128,7 @@ def check_settings(found: Trainer, settings: Mapping[str, str]) -> None:
 
 
 async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
-    """Look at the dataset, and find the config, the splits, the renames and the reward that its columns allow."""
+    """Read the dataset's metadata, and set the config, splits, renames and reward that its columns allow."""
     source = filled.settings["dataset"]
     if here is not None and (file := here / source).exists():
         types = await anyio.to_thread.run_sync(lambda: types_of(rows_of(file)))
@@ -144,7 +144,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
     settings |= splits_to_read(filled, repo, chosen)
     filled = replace(filled, settings=settings, dataset=repo)
     if not columns:
-        return filled  # the viewer knows none; the trainer looks for itself
+        return filled  # the viewer knows no columns; the trainer reads them itself
     fits = _fitted(filled, source, columns)
     kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
     for name in () if fits.form else fits.reads:
@@ -159,7 +159,7 @@ def config_to_read(filled: Filled, repo: Repo) -> Config:
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
-            f"what is in {repo.id} is not known: {structure.why if structure else 'nobody looked'}",
+            f"the contents of {repo.id} are unknown: {structure.why if structure else 'they were not requested'}",
             "Try again later, or download it and name the file.",
         )
     configs = {c.name: c for c in structure.configs}
@@ -178,12 +178,12 @@ def config_to_read(filled: Filled, repo: Repo) -> Config:
         return configs[fitting[0]]
     raise BadRequest(
         f"{repo.id} has {len(configs)} configs and none is named",
-        f"Set dataset_config to one that you want: {listed(fitting or configs)}.",
+        f"Set dataset_config to one of them: {listed(fitting or configs)}.",
     )
 
 
 def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]:
-    """Return the settings for the split to train on and, where the dataset has one for it, to evaluate on."""
+    """Return the settings for the split to train on and, if the dataset has one, the split to evaluate on."""
     names = [s.name for s in config.splits]
     made_for = _PURPOSE.get(filled.trainer.name, "")
     asked = filled.settings.get("split", "")
@@ -201,14 +201,14 @@ def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return a stranger's names as a part of a sentence: bounded, quoted where they are not names, and not too many."""
+    """Return names from a Hub repo for a sentence: bounded, at most `LISTED`, quoted if they are not plain names."""
     found = list(names)
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(named(name, 60) for name in found[:LISTED]) + more
 
 
 def need_a_name(repo: Repo, kind: str, name: str) -> None:
-    """Raise BadRequest for the name of a config or a split that could be a sentence, before it becomes an argument."""
+    """Raise BadRequest for the name of a config or a split that is not a plain name, before it becomes an argument."""
     if named(name) != name:
         raise BadRequest(
             f"{repo.id} has a {kind} whose name is not a plain name: {named(name)}",
@@ -217,27 +217,27 @@ def need_a_name(repo: Repo, kind: str, name: str) -> None:
 
 
 def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return columns after the renames that were asked for. Raises BadRequest for a column that is not there."""
+    """Return the columns after the requested renames. Raises BadRequest for a rename of a missing column."""
     pairs = [part.partition("=") for part in filled.settings.get("columns", "").split(",") if part]
     renames = {old.strip(): new.strip() for old, _, new in pairs}
     if absent := renames.keys() - columns.keys():
         raise BadRequest(
-            f"columns renames {line(min(absent), 60)}, which is not there", f"There are {listed(columns)}."
+            f"columns renames {line(min(absent), 60)}, which does not exist", f"There are {listed(columns)}."
         )
     return {renames.get(name, name): kind for name, kind in columns.items()}
 
 
 def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
-    """Return how the columns fit, with the renames that were asked for among those needed. Raises BadRequest."""
+    """Return how the columns fit after the requested renames. Raises BadRequest if a needed column is missing."""
     fits = fit(_renamed(filled, columns), filled.trainer.wanted)
     if fits.missing:
         needs = " or ".join(" + ".join(names) for names in filled.trainer.wanted)
-        lacks = f"Nothing there can serve as {', '.join(fits.missing)}."
+        lacks = f"No column can serve as {', '.join(fits.missing)}."
         raise BadRequest(
             f"{source} has the columns {listed(columns)}; {filled.trainer.name} needs {needs}",
             (
                 lacks,
-                do(Action.CONVERT_ROWS, "where its rows say it in another form", name=filled.trainer.name, path=source),
+                do(Action.CONVERT_ROWS, "if its rows have it in another form", name=filled.trainer.name, path=source),
                 "Or rename columns with the setting columns (old=new), or choose other data.",
             ),
         )
@@ -245,7 +245,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
 
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
-    """Return the template with its renames, and with the reward that the columns allow where it needs one."""
+    """Return the template with its renames, and with a reward that the columns allow if it needs one."""
     asked = [part for part in filled.settings.get("columns", "").split(",") if part]
     pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
     settings = dict(filled.settings)
@@ -255,7 +255,7 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
         if "answer" not in now or "answer" in fits.renames:
             if other is None:
                 raise BadRequest(
-                    f"{source} has no column that answers can be compared with",
+                    f"{source} has no column with reference answers",
                     "Set reward to file.py:function or to a reward model, or rename a column with columns=old=answer.",
                 )
             pairs.append(f"{other}=answer")
@@ -267,7 +267,7 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
 
 
 async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
-    """Look at the model, and find a chat template where the rows need one and the model has none."""
+    """Read the model's metadata, and find a chat template if the rows need one and the model has none."""
     name = filled.settings["model"]
     if here is not None and (here / name).is_dir():
         return replace(filled, inputs=(*filled.inputs, name))
@@ -284,12 +284,12 @@ async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Fille
             return replace(filled, settings={**filled.settings, "chat_template_from": other.id})
     raise BadRequest(
         f"the rows are conversations, and {repo.id} has no chat template",
-        "Take the instruct model, or set chat_template_from to a model of the same family that has one.",
+        "Use the instruct model, or set chat_template_from to a model of the same family that has one.",
     )
 
 
 async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -> Repo:
-    """Return a repo that exists and can be read, with its structure. Raises what says why it can't."""
+    """Return a repo that exists and can be read, with its structure. Raises a WardenError with the reason otherwise."""
     repo = await look(hub, name, kind)
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
@@ -310,17 +310,17 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
 
 
 def placed(filled: Filled, profile: Profile | None) -> Filled:
-    """Return the template with its outputs and secrets. Raises BadRequest where nothing would be kept."""
+    """Return the template with its outputs and secrets. Raises BadRequest if the results would be lost."""
     push = filled.settings.get("hub_model_id")
     if profile is not None and not profile.runner and not push:
         raise BadRequest(
-            f"{profile.id} deletes a job's files when it ends", "Give the Hub repo that results go to: push owner/name."
+            f"{profile.id} deletes a job's files when it ends", "Give a Hub repo for the results: push owner/name."
         )
     closed = any(repo is not None and (repo.gated or repo.private) for repo in (filled.model, filled.dataset))
     on_hub = profile is not None and not profile.runner
     out = f"/hub/models/{push}" if on_hub else filled.settings.get("out", str(filled.trainer.options["out"].default))
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
-    # Where only the tier on request outlives the machine, the results belong there.
+    # If only the storage tier on request outlives the machine, the results belong there.
     durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
     durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
     secrets = (TOKEN,) if push or closed else ()

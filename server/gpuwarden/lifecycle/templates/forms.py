@@ -1,7 +1,8 @@
-"""The forms of rows that people have, and what each becomes.
+"""Recognize the common forms of rows, and convert each to the form that a training method reads.
 
-A row becomes one of a few plain forms first: a conversation, a prompt with its answer, a pair of answers, a marked
-answer, a text, a picture. From there it becomes what the method reads. Nothing is guessed: `BadRow` says why not.
+A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, a
+marked answer, a text, a picture. A second step converts that to the method's form. Nothing is guessed: `BadRow` has the
+reason why a row can't be converted.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _TWO: Final = (
     ("response_a", "response_b", "winner", "model_a", "model_b"),
     ("human_ref_A", "human_ref_B", "labels", 1, 0),
     ("answer_0", "answer_1", "score", 1, 0),
-)  # the two answers, the column that judges them, and its values where the first and the second are the better
+)  # the two answers, the column with the verdict, and its values if the first or the second is better
 
 
 class BadRow(ValueError):
-    """A row that can't be converted, and why."""
+    """A row can't be converted; the message is the reason."""
 
 
 def plain_form(row: Row) -> tuple[str, Row]:
@@ -51,7 +52,7 @@ def plain_form(row: Row) -> tuple[str, Row]:
 
 
 def conversation_of(row: Row) -> Row | None:
-    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON text of one, or a table of lists."""
+    """Read ShareGPT, OpenAI messages and their variants: a list, a JSON text of a list, or a table of lists."""
     name = next((n for n in ("messages", "conversations", "conversation", "chat", "dialogue") if row.get(n)), None)
     if name is None or {"chosen", "rejected"} <= row.keys():
         return None
@@ -85,7 +86,7 @@ def message_of(turn: Row) -> dict[str, str]:
     who = str(turn.get("role") or turn.get("from") or "").lower()
     said = turn.get("content", turn.get("value"))
     if who not in _ROLES:
-        raise BadRow(f"a turn is by {line(who or 'nobody', 40)!r}, which is not a known role")
+        raise BadRow(f"a turn has the role {line(who or 'none', 40)!r}, which is unknown")
     if not isinstance(said, str):
         raise BadRow("a turn is not text")
     return {"role": _ROLES[who], "content": said}
@@ -130,7 +131,7 @@ def pair_of(row: Row) -> Row | None:
 
 
 def judged_of(row: Row) -> Row | None:
-    """Read two answers and a column that says which is better."""
+    """Read two answers and a column with the verdict which one is better."""
     for one, other, verdict, first, second in _TWO:
         if not {one, other, verdict} <= row.keys():
             continue
@@ -138,7 +139,7 @@ def judged_of(row: Row) -> Row | None:
         if prompt is None or row[verdict] is None:
             raise BadRow("the two answers have no prompt or no verdict")
         if row[verdict] not in (first, second):
-            raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}: neither answer is the better")
+            raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which prefers neither answer")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
         return {"prompt": _asked(prompt, row), "chosen": _said(pair[0]), "rejected": _said(pair[1])}
     return None
@@ -167,7 +168,7 @@ def exchange_of(row: Row) -> Row | None:
 
 
 def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
-    """Return a prompt as messages, behind the row's system prompt."""
+    """Return a prompt as messages, after the row's system prompt."""
     if isinstance(value, list):
         return _messages(value)
     if not isinstance(value, str) or not value:

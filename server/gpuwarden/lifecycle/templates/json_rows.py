@@ -1,4 +1,4 @@
-"""Read rows out of JSON documents of any size: lists, and COCO annotations, one value after another.
+"""Read rows from JSON documents of any size: lists and COCO annotations, value by value.
 
 `instances_train2017.json` of COCO has 450 MB; its objects would take gigabytes. Read value by value, with the boxes in
 arrays, a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
@@ -19,7 +19,7 @@ from gpuwarden.core.sanitize import line
 
 Row = dict[str, Any]
 MAX_WHOLE: Final = 64 << 20
-"""Bytes of a JSON document that is neither a list nor COCO: its objects take 30 times as much memory, or more."""
+"""Bytes of a JSON document that is neither a list nor COCO; its objects take at least 30 times as much memory."""
 MAX_LINE: Final = 16 << 20
 """Bytes of one row, and of one value of a document that is read value by value."""
 CHUNK: Final = 1 << 20
@@ -30,7 +30,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class Values:
-    """The values of a JSON text, of which only a window is in memory."""
+    """Reads the values of a JSON text with only a window of it in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self.file, self.text, self.at = file, "", 0
@@ -38,7 +38,7 @@ class Values:
         self.named: set[str] = set()
 
     def peek(self) -> str:
-        """Return the next character that is not white space, an empty string at the end."""
+        """Return the next character that is not white space; an empty string at the end."""
         while True:
             found = _SPACE.match(self.text, self.at)
             self.at = found.end() if found else self.at
@@ -49,20 +49,20 @@ class Values:
                 return ""
 
     def take(self) -> str:
-        """Return that character, and go behind it."""
+        """Return the next character that is not white space, and consume it."""
         char = self.peek()
         self.at += 1
         return char
 
     def value(self) -> Any:
-        """Return the next value. Raises ValueError where there is none, or one that is too long."""
+        """Return the next value. Raises ValueError if it is missing or too long."""
         self.peek()
         while True:
             try:
                 value, end = self.decoder.raw_decode(self.text, self.at)
             except (ValueError, RecursionError):
                 value, end = None, -1
-            # A number at the end of the window may go on behind it.
+            # A number at the end of the window may continue after it.
             if end > 0 and (self.text[end - 1] in '}]"' or self.text[end : end + 1] in _BEHIND):
                 self.at = end
                 return value
@@ -70,24 +70,24 @@ class Values:
             more = self.file.read(max(CHUNK, size)) if size <= MAX_LINE else ""
             if not more:
                 if end < 0:
-                    raise ValueError("there is no value, or one that is too long")
+                    raise ValueError("a value is missing or too long")
                 self.at = end
                 return value
             self.text, self.at = self.text[self.at :] + more, 0
 
     def items(self) -> Iterator[Any]:
-        """Yield the values of a list one by one. Raises ValueError for what is not one."""
+        """Yield the values of a list one by one. Raises ValueError if it is not a valid list."""
         self._expect("[")
         while self.peek() != "]":
             yield self.value()
             if self.peek() != "]":
                 self._expect(",")
                 if self.peek() == "]":
-                    raise ValueError("a comma is the last")
+                    raise ValueError("a comma follows the last value")
         self.take()
 
     def lists(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of each list in an object with its name, which goes into `named`; leave out the rest."""
+        """Yield the values of each list in an object with the list's name; add the name to `named`. Skip the rest."""
         self._expect("{")
         while self.peek() != "}":
             name = str(self.value())
@@ -127,24 +127,24 @@ def document_of(path: Path) -> Iterator[Row]:
         lists = [value for value in body.values() if isinstance(value, list)]
         body = lists[0] if len(lists) == 1 else body
     if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
-        raise BadRequest(f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row a line.")
+        raise BadRequest(f"{path.name} is not a list of objects", "Write a JSON list of rows, or one row per line.")
     yield from body
 
 
 def items_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON list one by one. Raises BadRequest that names the row at fault."""
+    """Yield the rows of a JSON list one by one. Raises BadRequest with the number of the last valid row."""
     number = 0
     with path.open(encoding="utf-8-sig") as file:
         values = Values(file)
         try:
             for row in values.items():
                 if not isinstance(row, dict):
-                    fix = "Write a JSON list of rows, or one row a line."
+                    fix = "Write a JSON list of rows, or one row per line."
                     raise BadRequest(f"{path.name} is not a list of objects", fix)
                 yield row
                 number += 1
             if values.peek():
-                raise ValueError("something follows the list")
+                raise ValueError("there is text after the list")
         except UnicodeDecodeError:
             raise
         except ValueError as error:
@@ -152,11 +152,11 @@ def items_of(path: Path) -> Iterator[Row]:
 
 
 class NotCoco(Exception):
-    """The annotations are not of COCO's form; the message names the list."""
+    """The annotations do not have the COCO format; the message names the list."""
 
 
 class Boxes:
-    """The pictures of COCO annotations and their boxes, which may come in any order. A box takes about 40 bytes."""
+    """The pictures of COCO annotations and their boxes, in any order. A box takes about 40 bytes."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -168,15 +168,15 @@ class Boxes:
         self.names: dict[Any, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Take one value of one list. Raises NotCoco for one that is not of COCO's form."""
+        """Add one value of one list. Raises NotCoco if it does not have the COCO format."""
         if name in COCO and not isinstance(value, dict):
-            raise NotCoco(f"one of its {name} is no object: {line(value, 60)}")
+            raise NotCoco(f"one of its {name} is not an object: {line(value, 60)}")
         try:
             self._add(name, value)
         except KeyError as error:
             raise NotCoco(f"one of its {name} has no {error.args[0]}") from error
         except (TypeError, OverflowError) as error:
-            raise NotCoco(f"one of its {name} has another form: {line(error, 100)}") from error
+            raise NotCoco(f"one of its {name} has an unknown form: {line(error, 100)}") from error
 
     def _add(self, name: str, value: Any) -> None:
         if name == "categories":
@@ -204,11 +204,11 @@ class Boxes:
         return number
 
     def rows(self) -> Iterator[Row]:
-        """Yield one row for each picture, in the order of the file. Raises NotCoco for what no list has."""
+        """Yield one row for each picture, in the order of the file. Raises NotCoco for a missing image or category."""
         lost = {kind: "category" for kind in self.known if kind not in self.names}
         lost |= {image: "image" for image, number in self.numbers.items() if self.files[number] is None}
         for number, what in lost.items():
-            raise NotCoco(f"an annotation is of the {what} {number!r}, which no list has")
+            raise NotCoco(f"an annotation refers to the {what} {number!r}, which is in no list")
         names = [self.names[kind] for kind in self.known]
         for number in self.order:
             at = self.of[number]
@@ -234,7 +234,7 @@ def coco_of(path: Path) -> Iterator[Row]:
         except (NotCoco, TypeError, ValueError) as error:
             if large and not values.named >= COCO:
                 message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, and neither a list nor COCO annotations"
-                raise BadRequest(message, "Save its rows as jsonl, or divide it.") from error
+                raise BadRequest(message, "Save its rows as jsonl, or split it.") from error
             if isinstance(error, ValueError):
                 raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
             raise BadRequest(

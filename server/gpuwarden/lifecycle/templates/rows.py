@@ -1,6 +1,6 @@
-"""Read rows that people have: jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, the Hub.
+"""Read rows from jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, and the Hub.
 
-Rows come one after another, so that a file of any size can be converted.
+Rows are yielded one by one, so that a file of any size can be converted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
-"""The column of a csv row's cells that have no column."""
+"""The column for cells of a csv row beyond the header."""
 MAX_BATCH: Final = 128 << 20
 """Bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
-"""Text shrinks to a tenth; a file that shrank to less than a hundredth is one value over and over."""
+"""Highest ratio of uncompressed to compressed size: text has about 10; above 100, a file repeats a few values."""
 PAGE: Final = 100
 LOOK: Final = 50
 """Rows whose values decide the type of a column."""
@@ -33,7 +33,7 @@ _CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of pictures, or
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file or a folder. Raises WardenError that names the place at fault."""
+    """Yield the rows of a file or a folder. Raises a WardenError that names the faulty file or line."""
     if not path.exists():
         raise NotFound(f"{path} does not exist", _CHOOSE)
     try:
@@ -74,7 +74,7 @@ def lines_of(path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 raise BadRequest(f"{path.name}, line {number}: {line(error, 120)}", "Correct the line.") from error
             if not isinstance(row, dict):
-                raise BadRequest(f"{path.name}, line {number}, is not an object", "Write one JSON object a line.")
+                raise BadRequest(f"{path.name}, line {number}, is not an object", "Write one JSON object per line.")
             yield row
 
 
@@ -104,13 +104,13 @@ def parquet_of(path: Path) -> Iterator[Row]:
                 for batch in file.iter_batches(batch_size=size, row_groups=[number]):
                     yield from batch.to_pylist()
     except (pa.ArrowException, OverflowError, ValueError) as error:
-        raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", "Look at the file.") from error
+        raise BadRequest(f"{path.name} can't be read: {line(error, 120)}", "Check the file.") from error
 
 
 def _batch_size(path: Path, group: Any) -> int:
-    """Return how many rows of a row group to decode at a time, as if each had its longest value.
+    """Return how many rows of a row group to decode at a time, so that a batch stays below `MAX_BATCH` bytes.
 
-    Raises BadRequest for a row group that says a few values over and over, which no memory has room for.
+    Raises BadRequest for a row group that repeats a few values so often that it would not fit into memory.
     """
     whole = 0
     for column in (group.column(n) for n in range(group.num_columns)):
@@ -119,15 +119,15 @@ def _batch_size(path: Path, group: Any) -> int:
         if decoded > MAX_BATCH and decoded > MAX_RATIO * column.total_compressed_size:
             raise BadRequest(
                 f"{path.name}: column {line(column.path_in_schema, 60)} unpacks to {MAX_RATIO} times its size or more",
-                "Look at the file; if its rows are right, save them as jsonl.",
+                "Check the file; if its rows are correct, save them as jsonl.",
             )
         whole += decoded
-    # A row is there four times: decoded ahead, read, and twice while Python makes its values.
+    # A row is in memory four times: decoded ahead, read, and twice while Python creates its values.
     return max(1, min(1_000, MAX_BATCH // (4 * max(1, whole))))
 
 
 async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: int) -> AsyncIterator[Row]:
-    """Yield the first rows of a Hub dataset, as the viewer has them."""
+    """Yield the first rows of a Hub dataset from the dataset viewer."""
     offset = 0
     while offset < most:
         where = {"dataset": dataset, "config": config, "split": split, "offset": offset}
@@ -147,7 +147,7 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
 
 
 def types_of(rows: Iterator[Row]) -> dict[str, str]:
-    """Return the columns of the first rows with their types, in the short form of the viewer."""
+    """Return the columns of the first rows with their types, in the viewer's short form."""
     found: dict[str, str] = {}
     for row in islice(rows, LOOK):
         for name, value in row.items():

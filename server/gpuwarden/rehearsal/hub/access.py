@@ -1,4 +1,4 @@
-"""Find the caller and the repo of a request to the rehearsal Hub, and answer what is refused."""
+"""Find the caller and the repo of a request to the rehearsal Hub, and answer refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Access:
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """Return the repo that the path names, as far as the caller may see it."""
+        """Return the repo in the path, if the caller may see it."""
         kind, repo_id = kind_of(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -108,7 +108,7 @@ class Access:
     def xet_file(
         self, request: Request, file: Path, xet: str, auth: str, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Return a file's bytes, or for a client that asks for it where its content is in the xet store."""
+        """Return a file's bytes or, for a client that supports it, its address in the xet store."""
         where = f"{self.store.xet.url}/v1/reconstructions/{xet}"
         size = file.stat().st_size
         answered = {"ETag": f'"{xet}"', **(headers or {}), "X-Xet-Hash": xet, "X-Linked-Size": str(size)}
@@ -121,7 +121,7 @@ class Access:
 
 
 def kind_of(request: Request) -> str:
-    """Return the type of repo that a request is about: model, dataset or space."""
+    """Return the type of repo in a request: model, dataset or space."""
     for kind in ("dataset", "space"):
         if request.url.path.startswith((f"/api/{kind}s", f"/{kind}s/")):
             return kind
@@ -134,6 +134,6 @@ def sees(user: User | None, repo: StoredRepo) -> bool:
 
 
 def json_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON answer; what JSON lacks, such as a date, is written as text."""
+    """Return a JSON answer; types without a JSON form, such as dates, become text."""
     body = json.dumps(value, default=str).encode()
     return Response(body, media_type="application/json", headers=dict(headers or {}))

@@ -1,7 +1,7 @@
 """The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
 
-The shapes follow the Hub's published OpenAPI document where that has a route, and the client's own classes where it
-has none (lists, repo info, delete).
+The shapes follow the Hub's published OpenAPI document if it has the route, and otherwise the client's own classes
+(lists, repo info, delete).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class RepoRoutes(Access):
     # -------------------------------------------------------------------------------------------------- account
 
     async def harnesses(self, _request: Request) -> Response:
-        """GET the agents that the Hub knows: none."""
+        """GET the list of known agents, which is empty."""
         return JSONResponse({"standardEnvVars": [], "harnesses": {}})
 
     async def validate_yaml(self, _request: Request) -> Response:
-        """POST the front matter of a card; every one is valid here."""
+        """POST the front matter of a card; all are accepted."""
         return JSONResponse({"errors": [], "warnings": []})
 
     async def whoami(self, request: Request) -> Response:
@@ -171,7 +171,7 @@ class RepoRoutes(Access):
         return all(t in tags for t in wanted)
 
     async def auth_check(self, request: Request) -> Response:
-        """GET auth-check: 200 when the caller may read the content."""
+        """GET auth-check: 200 if the caller may read the content."""
         self.repo(request, content=True)
         return JSONResponse({})
 
@@ -199,7 +199,7 @@ class RepoRoutes(Access):
         return json_answer(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: the named files that exist."""
+        """POST paths-info: those of the named files that exist."""
         commit = self.commit(self.repo(request), request.path_params["rev"])
         if "json" in request.headers.get("content-type", ""):
             paths = (await request.json())["paths"]
@@ -289,9 +289,9 @@ class RepoRoutes(Access):
 
 
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
-    """Return the application over a store, with further routes that come first.
+    """Return the application over a store; the routes in `more` come first.
 
-    A path that starts with a repo's name matches much, so those routes come last.
+    A path that starts with a repo's name matches many paths, so those routes come last.
     """
     rows = UploadRoutes(store).routes() + RepoRoutes(store).routes()
     rows.sort(key=lambda row: isinstance(row, Route) and row.path.startswith("/{repo"))

@@ -1,4 +1,4 @@
-"""The bodies of requests about buckets, as the Hub's description and its client name their fields."""
+"""The bodies of requests about buckets, with fields named as in the Hub's description and its client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cdn(Described):
 
 
 class CreateBucket(Described):
-    """A new bucket. `visibility` is what huggingface_hub sends; the description of August 2026 names `private`."""
+    """A new bucket. huggingface_hub sends `visibility`; the description of August 2026 names `private`."""
 
     private: bool | None = None
     visibility: Literal["public", "private"] | None = None

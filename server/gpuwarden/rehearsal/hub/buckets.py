@@ -1,7 +1,7 @@
 """The rehearsal Hub's buckets: folders on disk with the xet hash of each file, over the client's own protocol.
 
-A bucket's folder is what a job mounts, so that a file that a running job writes is listed at once, and survives it.
-Uploads and downloads go through the real hf_xet.
+Jobs mount a bucket's folder, so a file written by a running job is listed at once and remains after the job. Uploads
+and downloads use the real hf_xet.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bucket:
                     yield path.relative_to(self.files).as_posix(), path
 
     def place(self, path: str) -> Path:
-        """Return the file of a path. Raises ValueError for a path that leaves the bucket or runs through a link."""
+        """Return the file of a path. Raises ValueError if the path leaves the bucket or passes through a link."""
         pure = PurePosixPath(path)
         if not path or path.startswith("/") or ".." in pure.parts or "\\" in path or str(pure) != path:
             raise ValueError("invalid path")
@@ -83,7 +83,7 @@ class HubBuckets:
     def routes(self) -> list[BaseRoute]:
         """Return all routes."""
         one = "/api/buckets/{namespace}/{name}"
-        # `expand` is what the client for JavaScript sends; the description does not name it.
+        # The JavaScript client sends `expand`; the description does not name it.
         tree = ("expand", "limit", "cursor", "recursive", "sort", "direction")
         return [
             route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
@@ -180,7 +180,7 @@ class HubBuckets:
         return PlainTextResponse("OK")
 
     async def move(self, request: Request) -> Response:
-        """POST a new name for a bucket; for a repo, its own route."""
+        """POST a new name for a bucket; a repo has a separate route."""
         body, user = await request.json(), self.access.known_user(request)
         if body.get("type") != "bucket":
             return await RepoRoutes(self.store).move(request)
@@ -216,7 +216,7 @@ class HubBuckets:
     # ----------------------------------------------------------------------------------------------------- files
 
     async def tree(self, request: Request) -> Response:
-        """GET the files, and without `recursive` the folders beside them, of a folder or of all."""
+        """GET the files of a folder or of all, and without `recursive` its subfolders."""
         bucket, query = self._bucket(request), request.query_params
         if query.get("sort", "path") not in {"path", "uploadedAt"} or query.get("direction", "asc") not in _DIRECTIONS:
             raise HubError(400, "Invalid sort or direction")
@@ -240,7 +240,7 @@ class HubBuckets:
         return JSONResponse(rows[start : start + limit], headers=headers)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: the named files that exist."""
+        """POST paths-info: those of the named files that exist."""
         bucket, paths = self._bucket(request), (await request.json()).get("paths")
         rows = []
         for path in [paths] if isinstance(paths, str) else paths:
@@ -264,7 +264,7 @@ class HubBuckets:
         return self.access.xet_answer(write=write)
 
     async def batch(self, request: Request) -> Response:
-        """POST newline-delimited operations: additions and copies of what is in the xet store, then deletions."""
+        """POST newline-delimited operations: additions and copies of content in the xet store, then deletions."""
         bucket, user = self._bucket(request, write=True), self.access.known_user(request)
         operations = [_operation(line) for line in (await request.body()).splitlines() if line.strip()]
         deleting = [isinstance(o, DeleteFile) for o in operations]
@@ -300,7 +300,7 @@ class HubBuckets:
         part.replace(target)
 
     async def _readable(self, user: User, operation: CopyFile) -> None:
-        """Raise ValueError where the source of a copy is not one that the user may read and that has the file."""
+        """Raise ValueError unless the user may read the source of a copy and it has the file."""
         if operation.sourceRepoType == "bucket":
             bucket = self.seen(user, operation.sourceRepoId)
             there = {await self.hash_of(path) for _, path in bucket.walk()} if bucket else set()
@@ -319,7 +319,7 @@ class HubBuckets:
         return row | times | ({"contentType": kind} if kind else {})
 
     async def hash_of(self, file: Path) -> str:
-        """Return a file's xet hash. Its content is in the xet store from then on, also where a job wrote it."""
+        """Return a file's xet hash. Adds its content to the xet store, even if a job wrote it."""
         stat = _stat(file)
         key = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if key not in self._hashes:
@@ -331,7 +331,7 @@ _DIRECTIONS = frozenset({"asc", "desc"})
 
 
 def _stat(file: Path) -> os.stat_result:
-    """Return a file's status; the disk is this machine's, so that it doesn't hold up the server."""
+    """Return a file's status. The disk is local, so the call does not delay the server."""
     return file.stat()
 
 

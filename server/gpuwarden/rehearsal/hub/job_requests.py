@@ -1,4 +1,4 @@
-"""The bodies of requests about jobs, and the flavors that there are."""
+"""The bodies of requests about jobs, and the available flavors."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Expose(Described):
 
 
 class Ssh(Described):
-    """True where the container is reachable over SSH."""
+    """Whether the container is reachable over SSH."""
 
     enabled: bool = False
 
 
 class Network(Described):
-    """A group of jobs that reach each other: in the client of 2.4, not in the description of August 2026."""
+    """A group of jobs that can reach each other: in the client of 2.4, not in the description of August 2026."""
 
     group: str
     aliases: list[str] = []
@@ -118,7 +118,7 @@ class LabelsBody(Described):
 
 
 class ScheduledBody(Described):
-    """A job, and when it runs."""
+    """A job and its schedule."""
 
     jobSpec: JobBody  # noqa: N815
     schedule: str = Field(pattern=SCHEDULE)

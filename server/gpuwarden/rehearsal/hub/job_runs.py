@@ -1,8 +1,8 @@
-"""The rehearsal Hub's runs of jobs: each is a real process in a sandbox, and its files go when it ends.
+"""The rehearsal Hub's runs of jobs: each is a real process in a sandbox, and its files are deleted when it ends.
 
-A job's log is a file of JSON lines. The time limit is enforced, a cancel is a signal, secrets reach the process and
-are shown as names only. Volumes are mounted where the sandbox can mount: a bucket's folder itself, a copy of a repo.
-`uv run` is simulated by a small program that runs the script with this Python and installs nothing.
+A job's log is a file of JSON lines. The time limit is enforced, a cancel is a signal, and secrets are passed to the
+process but shown as names only. Volumes are mounted if the sandbox supports it: a bucket's own folder, a copy of a
+repo. `uv run` is simulated by a small program that runs the script with this Python and installs nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ os.execv(sys.executable, [sys.executable, *program])
 
 @dataclass
 class RunningJob:
-    """One job. `request` is its body as it was sent; `initiator` what made it."""
+    """One job. `request` is its body as received; `initiator` the object that created it."""
 
     id: str
     owner: str
@@ -69,7 +69,7 @@ class RunningJob:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def finish(self, stage: str, message: str | None, now: float) -> bool:
-        """Set the final stage, unless there is one. Return whether it was set."""
+        """Set the final stage, unless one is set. Return whether it was set."""
         with self.lock:
             if self.stage in FINAL:
                 return False
@@ -77,7 +77,7 @@ class RunningJob:
             return True
 
     def kill(self) -> None:
-        """End the process with all that it started."""
+        """End the process and all its descendants."""
         process = self.process
         if process is not None and process.poll() is None:
             try:
@@ -89,7 +89,7 @@ class RunningJob:
 class JobRuns:
     """All jobs of one Hub. `start_after_s` is how long a job waits in the queue.
 
-    `unsandboxed` says that a person allows jobs to run without a sandbox where none works.
+    `unsandboxed`: the user allows jobs to run without a sandbox if none works.
     """
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
@@ -103,7 +103,7 @@ class JobRuns:
         self._bin = store.root / "bin"
 
     def start(self, owner: str, user: User, request: dict[str, Any], initiator: dict[str, Any]) -> RunningJob:
-        """Return a new job, which a thread runs."""
+        """Return a new job, which runs in a thread."""
         job_id = secrets.token_hex(12)
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{job_id}.jsonl"
@@ -115,7 +115,7 @@ class JobRuns:
         return job
 
     def close(self) -> None:
-        """End everything that still runs."""
+        """End all running jobs."""
         for job in self.jobs.values():
             job.kill()
             if job.thread is not None:
@@ -124,7 +124,7 @@ class JobRuns:
     # ----------------------------------------------------------------------------------------------------- runs
 
     def _run(self, job: RunningJob) -> None:
-        """Run a job to its end, as often as it may fail. The folder of each attempt is removed with every file."""
+        """Run a job to its end, including retries. The folder of each attempt is deleted with every file."""
         if self.start_after_s:
             threading.Event().wait(self.start_after_s)
         body = JobBody.model_validate(job.request)
@@ -170,7 +170,7 @@ class JobRuns:
         job.kill()
 
     def _start(self, job: RunningJob, body: JobBody, folder: Path) -> subprocess.Popen[str]:
-        """Start the command, in a sandbox where one works. It has the network, since the Hub is on loopback."""
+        """Start the command, in a sandbox if one works. It has network access, because the Hub is on loopback."""
         argv = [*body.command, *body.arguments]
         self._bin.mkdir(exist_ok=True)
         uv = self._bin / "uv"
@@ -184,9 +184,9 @@ class JobRuns:
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         options |= {"errors": "replace"}
         if body.volumes and found.kind is not Kind.BUBBLEWRAP:
-            raise OSError("volumes need bubblewrap on the machine that rehearses")
+            raise OSError("volumes need bubblewrap on this machine")
         if found.kind is Kind.NONE and not self.unsandboxed:
-            raise OSError("no sandbox works on this machine, and no person allowed jobs without one")
+            raise OSError("no sandbox works on this machine, and the user did not allow jobs without one")
         if found.kind is Kind.NONE:
             return subprocess.Popen(
                 argv, cwd=folder / "work", env=env, stdin=subprocess.DEVNULL, start_new_session=True, **options

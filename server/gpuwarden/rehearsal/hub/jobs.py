@@ -1,4 +1,4 @@
-"""The rehearsal Hub's routes for jobs. `job_runs` runs them, as real processes."""
+"""The rehearsal Hub's routes for jobs. `job_runs` runs them as real processes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class HubJobs:
         return JSONResponse([shown(j) for j in found[start : start + PAGE]], headers=headers)
 
     async def count(self, request: Request) -> Response:
-        """GET how many jobs there are."""
+        """GET the number of jobs."""
         self.caller(request)
         return JSONResponse({"count": len(self._in_stages(request))})
 
@@ -136,7 +136,7 @@ class HubJobs:
         return JSONResponse(shown(job))
 
     async def duplicate(self, request: Request) -> Response:
-        """POST: run the same job once more."""
+        """POST: run the same job again."""
         job = self._job(request, write=True)
         body, made = {**job.request}, {"type": "duplicated-job", "id": job.id}
         return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))
@@ -154,14 +154,14 @@ class HubJobs:
         return JSONResponse(shown(job))
 
     async def logs(self, request: Request) -> Response:
-        """GET the log as server-sent events; the stream ends with the job."""
+        """GET the log as server-sent events; the stream ends when the job does."""
         job, tail = self._job(request), request.query_params.get("tail", "")
         if tail and not tail.isdigit():
             raise HubError(400, "tail is a number of lines")
         return StreamingResponse(_log_events(job, int(tail) if tail else None), media_type="text/event-stream")
 
     async def metrics(self, request: Request) -> Response:
-        """GET a metrics event each second of a running job; 406 when it is over."""
+        """GET a metrics event each second of a running job; 406 after it has ended."""
         job = self._job(request)
         if job.stage != "RUNNING":
             raise HubError(406, "The job is not running")
@@ -187,7 +187,7 @@ class HubJobs:
 
 
 def read(model: type[_Body], value: Any) -> _Body:
-    """Return a body that fits its description. Raises HubError 400."""
+    """Return a body as its model. Raises HubError 400 if it does not fit."""
     try:
         return parsed(model, value)
     except NotDescribed as error:
@@ -195,7 +195,7 @@ def read(model: type[_Body], value: Any) -> _Body:
 
 
 def spec_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a job's body: the secrets as names."""
+    """Return the public part of a job's body, with secrets as names only."""
     kept = ("dockerImage", "spaceId", "command", "arguments", "labels", "arch", "volumes", "expose", "network")
     spec: dict[str, Any] = {k: body[k] for k in kept if body.get(k) is not None}
     spec |= {"environment": body.get("environment", {}), "flavor": body["flavor"]}
@@ -204,7 +204,7 @@ def spec_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(job: RunningJob) -> dict[str, Any]:
-    """Return the answer about a job."""
+    """Return the API's description of a job."""
     body = job.request
     status: dict[str, Any] = {"stage": job.stage, "message": job.message}
     status |= {"failureCount": job.failures} if job.failures else {}
@@ -245,7 +245,7 @@ async def _log_events(job: RunningJob, tail: int | None) -> AsyncIterator[str]:
 
 
 async def _metric_events(job: RunningJob) -> AsyncIterator[str]:
-    """Yield what the job's processes use, once a second. The GPUs are idle: there are none here."""
+    """Yield the resource use of the job's processes, once a second. GPUs are reported as idle: there are none here."""
     import psutil
 
     _, _, gpus, vram = FLAVORS[job.request["flavor"]]
@@ -261,7 +261,7 @@ async def _metric_events(job: RunningJob) -> AsyncIterator[str]:
         event: dict[str, Any] = {"cpu_usage_pct": 0, "cpu_millicores": 3500, "memory_used_bytes": used}
         event |= {"memory_total_bytes": 15 << 30, "rx_bps": 0, "tx_bps": 0, "gpus": cards, "replica": replica}
         yield f"event: metric\ndata: {json.dumps(event)}\n\n"
-        for _ in range(20):  # it ends soon after the job does
+        for _ in range(20):  # the stream ends soon after the job
             if job.stage != "RUNNING":
                 return
             await anyio.sleep(0.05)

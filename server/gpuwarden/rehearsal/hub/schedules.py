@@ -1,4 +1,4 @@
-"""The rehearsal Hub's scheduled jobs: a schedule that is due starts its job when the Hub is next asked anything."""
+"""The rehearsal Hub's scheduled jobs: a due schedule starts its job at the Hub's next request."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class HubSchedules:
         return JSONResponse(_shown(self._one(request)))
 
     async def delete(self, request: Request) -> Response:
-        """DELETE one; a job of it that runs goes on."""
+        """DELETE one; its running job continues."""
         del self.schedules[self._one(request, write=True).id]
         return PlainTextResponse("OK")
 
@@ -119,7 +119,7 @@ class HubSchedules:
         return PlainTextResponse("OK")
 
     async def resume(self, request: Request) -> Response:
-        """POST: start jobs again, from the next time on."""
+        """POST: start jobs again, from the next scheduled time."""
         one = self._one(request, write=True)
         one.suspend, one.next_at = False, next_time(one.schedule, self._now())
         return PlainTextResponse("OK")
@@ -152,7 +152,7 @@ class HubSchedules:
     # ----------------------------------------------------------------------------------------------------- times
 
     def tick(self) -> None:
-        """Start what is due. A time that passed while another job of it ran is skipped."""
+        """Start due jobs. A time that passed while another job of the schedule ran is skipped."""
         now = self._now()
         for one in self.schedules.values():
             if not one.suspend and one.next_at <= now:
@@ -201,7 +201,7 @@ def next_time(schedule: str, now: float) -> float:
     day = after.replace(hour=0, minute=0)
     for _ in range(_DAYS):
         by_date, by_week = day.day in days, day.isoweekday() % 7 in {w % 7 for w in weekdays}
-        # As cron does: where both are given, either is enough.
+        # As in cron: if both are given, either is enough.
         fits = (by_date or by_week) if "*" not in (fields[2], fields[4]) else (by_date and by_week)
         if fits and day.month in months:
             for hour in sorted(hours):

@@ -1,6 +1,6 @@
 """The repos that a rehearsal Hub starts with: real ids and real shapes, a few made-up rows each.
 
-Parameter counts and column names are those of the real repos; the rows, likes and downloads are inventions.
+Parameter counts and column names are those of the real repos; the rows, likes and downloads are invented.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What config.json says of a model whose files hold more than its size suggests: an output layer that is tied."""
+"""The config.json of a model with more parameters in its files than in its size: a tied output layer."""
 DATASETS: dict[str, list[dict[str, Any]]] = {
     "trl-lib/Capybara": [{"source": "Airoboros", "messages": _CHAT, "num_turns": 1}] * 20,
     "trl-lib/ultrafeedback_binarized": [_PAIR] * 20,
@@ -81,7 +81,7 @@ RENAMED["dataset"] = {"imdb": "stanfordnlp/imdb", "wikitext": "Salesforce/wikite
 
 
 def seed(store: HubStore, token: str = TOKEN) -> None:
-    """Fill a store; existing repos stay unchanged. Whoever has `token` can run programs through its jobs."""
+    """Fill a store; existing repos stay unchanged. Any caller with `token` can run programs through its jobs."""
     store.add_user(token, USER, orgs=("rehearsal-org",))
     for rank, (repo_id, (params, arch, chat)) in enumerate(MODELS.items()):
         if store.get("model", repo_id) is None:
@@ -106,8 +106,8 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
 def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str = USER) -> None:
     """Fill a store with described repos: `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
 
-    A dataset has a hundred rows of text in its columns, of conversations in the column `messages`. A gated repo grants
-    `user` access where `access` says so; a writable one belongs to one of their organisations.
+    A dataset has a hundred rows of text in its columns, and of conversations in the column `messages`. A gated repo
+    grants `user` access if `access` is set; a writable one belongs to one of their organisations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
     store.add_user(token, user, orgs=sorted(orgs))
@@ -136,6 +136,6 @@ def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool,
         "config.json": json.dumps({"architectures": [arch], "model_type": "x"} | _SHAPES.get(repo_id, {})),
         "tokenizer_config.json": json.dumps(tokenizer),
     }
-    # The weights themselves would be gigabytes; clients only request the Hub's summary of their headers.
+    # Weights would be gigabytes, and clients only request the Hub's summary of their headers.
     extra = {"safetensors": {"parameters": {"BF16": params}, "total": params}}
     store.put("model", repo_id, files, likes=likes, downloads=1_000 * likes, extra=extra)

@@ -34,7 +34,7 @@ VIEWER = "/datasets-server"
 
 @dataclass
 class Fault:
-    """A fault for requests whose `METHOD path` matches. `drop`: the work is done, but no reply is sent."""
+    """A fault for requests whose `METHOD path` matches. `drop`: the request is processed, but no reply is sent."""
 
     match: str
     status: int = 500
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass
 class Conditions:
-    """The Hub's network conditions. `quota` requests per `window_s` seconds are answered, the others get a 429."""
+    """The Hub's network conditions. `quota` requests per `window_s` seconds are answered, the rest get a 429."""
 
     latency_s: float = 0.0
     quota: int | None = None
@@ -65,7 +65,7 @@ class Conditions:
         self.requests.clear()
 
     def fault_for(self, line: str) -> Fault | None:
-        """Return the first fault that matches and has turns left."""
+        """Return the first matching fault with uses left."""
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.match, line):
                 fault.times -= 1
@@ -73,7 +73,7 @@ class Conditions:
         return None
 
     def limited(self) -> dict[str, str] | None:
-        """Count a request; the headers of a 429 when it is one too many."""
+        """Count a request. Return the headers of a 429 if it exceeds the quota."""
         if self.quota is None:
             return None
         now = self.clock.now()
@@ -108,7 +108,7 @@ class Weather:
             await _answer(send, 429, b'{"error": "Too Many Requests"}', "application/json", limit)
         elif fault and fault.drop:
             await self.app(scope, receive, _nowhere)
-            # A reply that announces a byte and never sends it: the server hangs up.
+            # A reply that announces a byte and never sends it, so the server closes the connection.
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         elif fault:
             await _answer(send, fault.status, fault.body, fault.content_type, fault.headers)
@@ -128,7 +128,7 @@ async def _answer(send: Send, status: int, body: bytes, kind: str, headers: dict
 
 
 class HubServer:
-    """A context manager: the Hub runs in a separate thread on a free loopback port."""
+    """A context manager that runs the Hub in a separate thread on a free loopback port."""
 
     def __init__(self, root: Path, *, port: int = 0, clock: Clock | None = None, unsandboxed: bool = False) -> None:
         self.store = HubStore(root, clock)
@@ -149,7 +149,7 @@ class HubServer:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the environment in which clients find this Hub instead of the real one."""
+        """Return the environment that directs clients to this Hub instead of the real one."""
         return {"HF_ENDPOINT": self.url, "GPUWARDEN_DATASET_VIEWER": self.viewer_url}
 
     def __enter__(self) -> Self:
@@ -178,9 +178,9 @@ class HubServer:
 
 
 def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandboxed: bool = False) -> None:
-    """Serve until interrupted or terminated, with the demo's repos; says what to set.
+    """Serve the demo's repos until interrupted or terminated. Prints the variables to set.
 
-    The token is new each time, because whoever has it can run programs here as jobs.
+    The token is new each time, because any caller with it can run programs here as jobs.
     """
     from gpuwarden.rehearsal.hub.seed import seed
 
@@ -190,6 +190,6 @@ def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandbo
         for name, value in {**hub.env, "HF_TOKEN": token}.items():
             say(f"export {name}={value}")
         ended = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # by default nothing would be cleaned up
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # by default there would be no cleanup
         with suppress(KeyboardInterrupt):
             ended.wait()

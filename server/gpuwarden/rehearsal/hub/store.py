@@ -127,7 +127,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- repos
 
     def add_user(self, token: str, name: str, role: str = "write", orgs: Iterable[str] = ()) -> User:
-        """Return a user with a token. Tokens start with `hf_`, because clients check that."""
+        """Return a new user with a token. Tokens start with `hf_`, because clients check that."""
         self.users[token] = user = User(name, role, tuple(orgs))
         return user
 
@@ -136,7 +136,7 @@ class HubStore:
         return self._repos.get((kind, repo_id))
 
     def moved_to(self, kind: str, repo_id: str) -> str | None:
-        """Return the present id of a repo that was renamed, however often."""
+        """Return the present id of a renamed repo, following all renames."""
         seen = set()
         while (found := self.moved.get(f"{kind}:{repo_id}")) and repo_id not in seen:
             seen.add(repo_id)
@@ -144,7 +144,7 @@ class HubStore:
         return repo_id if seen else None
 
     def alias(self, kind: str, old_id: str, repo_id: str) -> None:
-        """Let an old id answer with a redirect to `repo_id`."""
+        """Redirect requests for an old id to `repo_id`."""
         with self._lock:
             self.moved[f"{kind}:{old_id}"] = repo_id
             self.moved.pop(f"{kind}:{repo_id}", None)
@@ -171,7 +171,7 @@ class HubStore:
             self._file(repo).unlink(missing_ok=True)
 
     def move(self, repo: StoredRepo, new_id: str) -> None:
-        """Rename a repo; the old id answers with a redirect from now on."""
+        """Rename a repo; the old id then redirects."""
         with self._lock:
             self.delete(repo)
             self.alias(repo.type, repo.id, new_id)
@@ -180,7 +180,7 @@ class HubStore:
             self.save(repo)
 
     def put(self, kind: str, repo_id: str, files: Mapping[str, bytes | str], **fields: Any) -> StoredRepo:
-        """Create a repo when it is not there, and commit files to it. For seeding."""
+        """Create a repo if it is missing, and commit files to it. For seeding."""
         repo = self.get(kind, repo_id) or self.create(kind, repo_id, **fields)
         refs = {p: self.add_blob(c.encode() if isinstance(c, str) else c, p) for p, c in files.items()}
         self.commit(repo, refs, "add files")
@@ -213,7 +213,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- blobs
 
     def add_blob(self, content: bytes, path: str = "") -> FileRef:
-        """Keep content; whether it counts as LFS follows from the path and the size."""
+        """Store content. Its path and size decide whether it counts as LFS."""
         sha = hashlib.sha256(content).hexdigest()
         target = self.blobs / sha
         if not target.exists():
@@ -227,7 +227,7 @@ class HubStore:
         return self.blobs / ref.sha256
 
     def text(self, repo: StoredRepo, path: str, rev: str = "main") -> str:
-        """Return a text file of a repo, empty when it is not there."""
+        """Return a text file of a repo, or an empty string if it is missing."""
         commit = repo.commit_of(rev)
         ref = commit.files.get(path) if commit else None
         return self.blob(ref).read_text("utf-8", "replace") if ref and ref.size < (4 << 20) else ""
@@ -301,12 +301,12 @@ def git_blob(content: bytes) -> str:
 
 
 def wants_lfs(path: str, size: int) -> bool:
-    """Return whether the Hub would take a file as LFS."""
+    """Return whether the Hub would store a file as LFS."""
     return size > LFS_BYTES or Path(path).suffix.lower() in LFS_SUFFIXES
 
 
 def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the dtype and element count of each tensor in a header; nothing for a file that is not one."""
+    """Yield the dtype and element count of each tensor in a header; nothing for any other file."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

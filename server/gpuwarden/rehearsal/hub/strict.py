@@ -1,6 +1,6 @@
-"""Routes that refuse what the Hub's description does not name: query parameters, and fields of a JSON body.
+"""Routes that refuse query parameters and JSON body fields that the Hub's description does not name.
 
-An emulator that ignores an unknown filter hides a client's wrong one.
+An emulator that ignores an unknown filter would hide a client's mistake.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotDescribed(ValueError):
 def route(
     path: str, endpoint: Endpoint, *, methods: list[str] | None = None, query: Iterable[str] = (), fields: str = ""
 ) -> Route:
-    """Return a route that answers 400 to a query parameter, or a field of its JSON body, that is not listed."""
+    """Return a route that answers 400 to an unlisted query parameter or JSON body field."""
     allowed, known = frozenset(query), frozenset(fields.split())
 
     async def checked(request: Request) -> Response:
@@ -48,7 +48,7 @@ def route(
 
 
 def parsed(model: type[Body], value: Any) -> Body:
-    """Return a body that fits its description. Raises NotDescribed with the first thing that does not."""
+    """Return a body that fits its description. Raises NotDescribed with the first mismatch."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -20,7 +20,7 @@ class UploadRoutes(Access):
     """The routes of uploads over one store."""
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: which files are uploaded by LFS."""
+        """POST preupload: whether each file is uploaded by LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []
@@ -68,7 +68,7 @@ class UploadRoutes(Access):
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch call: where to put each object, or for a client that can the xet store for all."""
+        """POST the LFS batch call: an upload address for each object or, if the client supports it, the xet store."""
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())
         refresh = f"{request.base_url}api/{repo.type}s/{repo.id}/xet-write-token/main"
@@ -96,7 +96,7 @@ class UploadRoutes(Access):
         return PlainTextResponse("")
 
     async def lfs_verify(self, request: Request) -> Response:
-        """POST: whether an LFS object has arrived."""
+        """POST: check whether an LFS object has arrived."""
         if not (self.store.blobs / request.path_params["oid"]).exists():
             raise HubError(404, "object not found")
         return JSONResponse({})

@@ -1,7 +1,7 @@
 """The rehearsal Hub's dataset viewer: splits, rows and columns of the real files in its dataset repos.
 
 A file `data/<split>.jsonl`, `<split>-00000-of-00001.parquet` or `<config>/<split>.csv` belongs to the split and the
-config that its path names, as the `datasets` library would guess. Parquet needs pyarrow.
+config in its path, as the `datasets` library would guess. Parquet needs pyarrow.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _feature(value: Any) -> Any:
         case list():
             return {"feature": _feature(value[0]), "_type": "List"} if value else {"dtype": "null", "_type": "Value"}
         case {"src": str()}:
-            return {"_type": "Image"}  # the viewer shows a picture by its address
+            return {"_type": "Image"}  # the viewer shows an image by its address
         case dict():
             return {k: _feature(v) for k, v in value.items()}
         case None:

@@ -1,8 +1,8 @@
-"""The store behind hf_xet: xorbs and shards over the protocol of the published description of the CAS service.
+"""The store for hf_xet: xorbs and shards, over the protocol in the published description of the CAS service.
 
-Bytes are chunked, compressed and hashed by the clients. What is here keeps their xorbs, reads the files out of their
-shards, and says which byte ranges of which xorbs make up a file. The Hub itself is a client too: it reads and writes
-content through the real hf_xet, from a thread, because it has to answer itself meanwhile.
+Clients chunk, compress and hash bytes. This store keeps their xorbs, reads the files from their shards, and returns the
+byte ranges of the xorbs that make up a file. The Hub itself is a client too: it reads and writes content through the
+real hf_xet, in a thread, because it has to answer that client's requests meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 EMPTY: Final = "0" * 64
-"""The hash of a file without bytes, which no store has."""
+"""The hash of an empty file, which no store has."""
 _TOKENS: Final = {"read": "xet-rehearsal-read", "write": "xet-rehearsal-write"}
 _HEADER_AT = 48  # the shard header; file entries follow in 48-byte records
 _RECORD = 48
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of a shard. `sha256` is empty where the client left it out."""
+    """One file of a shard. `sha256` is empty if the client omitted it."""
 
     xet: str
     sha256: str
@@ -51,9 +51,9 @@ class ShardFile:
 
 
 class XetStore:
-    """The xorbs and shards of one Hub. `hub` is where the Hub answers.
+    """The xorbs and shards of one Hub. `hub` is the Hub's address.
 
-    Clients remember by address which chunks a store has, so that each store's address is its own.
+    Clients remember the chunks of a store by its address, so each store has a unique one.
     """
 
     def __init__(self, folder: Path, blobs: Path) -> None:
@@ -82,7 +82,7 @@ class XetStore:
     # ---------------------------------------------------------------------------------- content, from a thread only
 
     def fetch(self, sha: str) -> str:
-        """Bring an uploaded file into the blobs and return its xet hash; an empty string when it is not there."""
+        """Copy an uploaded file into the blobs and return its xet hash, or an empty string if it is missing."""
         for file in self._files.values():
             if file.sha256 == sha:
                 part = self.blobs / f"{sha}.xet"
@@ -94,7 +94,7 @@ class XetStore:
         return ""
 
     def save(self, xet: str, target: Path) -> None:
-        """Write the content of a xet hash to a file. Raises KeyError where it was not uploaded."""
+        """Write the content of a xet hash to a file. Raises KeyError if it was not uploaded."""
         import hf_xet
 
         if xet == EMPTY:
@@ -152,7 +152,7 @@ class XetStore:
         return JSONResponse({"result": 1})
 
     async def _chunk(self, request: Request) -> Response:
-        """GET: whether a chunk is known elsewhere. None is: each upload is whole."""
+        """GET: whether a chunk is known elsewhere. Always 404, so each upload is complete."""
         return _refused(request, "read") or JSONResponse({"error": "chunk not tracked"}, 404)
 
     async def _bytes(self, request: Request) -> Response:
@@ -163,7 +163,7 @@ class XetStore:
         return FileResponse(target, media_type="application/octet-stream")
 
     async def _reconstruction(self, request: Request) -> Response:
-        """GET which byte ranges of which xorbs a file consists of, in the form of version 1 or 2."""
+        """GET the byte ranges of the xorbs that make up a file, in the form of version 1 or 2."""
         if (refusal := _refused(request, "read")) is not None:
             return refusal
         file = self._files.get(request.path_params["hash"])
@@ -188,8 +188,8 @@ class XetStore:
         for xorb in dict.fromkeys(term.xorb for term in terms):
             url, ranges = f"{self.url}/xorbs/{xorb}", self._ranges(xorb, terms)
             if newer:
-                # The description wraps this list into an object with `fetch`; hf_xet 1.8 and the client for
-                # JavaScript read the list itself.
+                # The description wraps this list into an object with `fetch`; hf_xet 1.8 and the JavaScript client read
+                # the list itself.
                 fetch[xorb] = [{"url": url, "ranges": [{"chunks": c, "bytes": b} for c, b in ranges]}]
             else:
                 fetch[xorb] = [{"range": c, "url": url, "url_range": b} for c, b in ranges]
@@ -198,7 +198,7 @@ class XetStore:
         return Response(json.dumps(said), media_type="application/json", headers=headers)
 
     def _ranges(self, xorb: str, terms: list[Segment]) -> list[tuple[dict[str, int], dict[str, int]]]:
-        """Return the runs of chunks that some terms take from a xorb, with where their bytes are."""
+        """Return the runs of chunks that some terms take from a xorb, with their byte ranges."""
         runs: list[list[int]] = []
         for first, end in sorted((t.first, t.end) for t in terms if t.xorb == xorb):
             if runs and first <= runs[-1][1]:
@@ -207,7 +207,7 @@ class XetStore:
                 runs.append([first, end])
         starts = [0]
         with (self.folder / "xorbs" / xorb).open("rb") as file:
-            while len(starts) <= runs[-1][1]:  # each chunk begins with its length
+            while len(starts) <= runs[-1][1]:  # each chunk starts with its length
                 file.seek(starts[-1])
                 starts.append(starts[-1] + 8 + int.from_bytes(file.read(8)[1:4], "little"))
         return [({"start": first, "end": end}, {"start": starts[first], "end": starts[end] - 1}) for first, end in runs]

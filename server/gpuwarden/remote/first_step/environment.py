@@ -1,7 +1,7 @@
-"""The interpreter of a script: this one where it has what the header asks for, else an environment made by uv.
+"""Choose a script's interpreter: this one if it meets the header's requirements, otherwise an environment made by uv.
 
 Only wheels are installed, and an environment's interpreter is never started here, so no package's code runs outside of
-the sandbox. Environments stay, named by what they have, within the bounds of `kept`.
+the sandbox. Environments are kept under a digest of their requirements, within the limits of `kept`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gpuwarden.static_analysis.script import Header
 
 INSTALL_S: Final = 900.0
 CUDA_ROOM: Final = 24 << 30
-"""Bytes of free disk for PyTorch with CUDA's libraries and the rest: it is fetched where that of the CPU can't be."""
+"""Required free disk in bytes for PyTorch with CUDA, which is the fallback if the CPU build can't be downloaded."""
 _TORCH_INDEX: Final = "download.pytorch.org"
 _PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029$]+")
-"""A requirement that stays one: uv reads further options after a line break, and replaces `${NAME}` by a variable."""
+"""A plain requirement: uv reads options after a line break, and replaces `${NAME}` by a variable."""
 _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
-"""What uv reads as versions: anything else could be the path of a program to it."""
+"""Text that uv reads as versions: uv could take anything else as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
-"""Words of a resolution that may only fail here: builds are refused, and torch is that of the CPU."""
+"""Words of errors that may occur only here, because builds are refused and torch is the CPU build."""
 _NETWORK: Final = re.compile(
     r"(?i)failed to fetch|dns error|error sending request|connect|timed? ?out|no such host|offline"
 )
@@ -43,9 +43,9 @@ _NETWORK: Final = re.compile(
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter for a script. `own`: it has all that the header asks for. `lacking` is what it has not.
+    """An interpreter for a script. `own`: it meets all requirements of the header. `lacking` are the missing ones.
 
-    `fault` is why no environment can ever satisfy the header; `packages` is the digest of what is installed.
+    `fault` is the reason why no environment can satisfy the header; `packages` is a digest of the installed packages.
     """
 
     python: str = sys.executable
@@ -73,7 +73,7 @@ def environment_for(header: Header | None, folder: Path, env: Mapping[str, str])
         if _NETWORK.search(said):
             return here
         if said:
-            elsewhere = header.configured or _NOT_ITS_FAULT.search(said)  # its own indexes and sources are not used
+            elsewhere = header.configured or _NOT_ITS_FAULT.search(said)  # the header's indexes and sources are ignored
             hopeless = "No solution found" in said and not elsewhere
             return Environment(lacking=lacking, fault=said if hopeless else "", packages=here.packages)
         mark_ready(made)
@@ -83,16 +83,16 @@ def environment_for(header: Header | None, folder: Path, env: Mapping[str, str])
 
 
 def _is_plain(header: Header) -> bool:
-    """Return whether uv reads nothing in a header but requirements and versions."""
+    """Return whether a header has only text that uv reads as requirements and versions."""
     versions = header.requires_python is None or _VERSIONS.fullmatch(header.requires_python)
     return bool(versions) and all(_PLAIN.fullmatch(text) for text in header.dependencies)
 
 
 def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
-    """Make an environment. Return what uv said where that failed, empty where it worked.
+    """Create an environment. Return uv's error, empty on success.
 
-    Its modules are compiled by the interpreter that it was made from, without `site`, so that none of them runs: in the
-    sandbox nothing can be written beside them, and each rehearsal would compile them again.
+    Its modules are compiled here by its base interpreter, without `site`, so that none of them runs. In the sandbox the
+    folder is read-only, so each rehearsal would compile them again.
     """
     remove(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     done = _run([*install, "--torch-backend", "cpu"], env, folder.parent)
     room = shutil.disk_usage(folder).free > CUDA_ROOM
     if done.returncode and _TORCH_INDEX in done.stderr and _NETWORK.search(done.stderr) and room:
-        done = _run(install, env, folder.parent)  # a mirror of PyPI may be all that this network lets through
+        done = _run(install, env, folder.parent)  # this network may only allow a mirror of PyPI
     if done.returncode:
         return line(done.stderr, 1_000) or "uv pip install failed"
     _run([str(base), "-I", "-S", "-m", "compileall", "-q", "-j", "2", str(folder / "lib")], env, folder.parent)
@@ -116,7 +116,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
 
 
 def _run(command: list[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run uv in a folder of ours: below the working folder it would find programs and settings of the job's."""
+    """Run uv in gpuwarden's folder: below the working folder it would use the job's programs and settings."""
     try:
         return subprocess.run(
             command,

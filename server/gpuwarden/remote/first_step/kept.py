@@ -1,4 +1,4 @@
-"""Bound what rehearsals leave behind: environments by number, bytes and days, and folders of runs that were killed."""
+"""Remove old data of rehearsals: environments above a number, size or age, and folders of killed runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MOST_ENVIRONMENTS: Final = 6
 MOST_BYTES: Final = 24 << 30
 MOST_DAYS: Final = 30.0
 IN_USE_S: Final = 3_600.0
-"""Seconds after its last use in which an environment stays, because a rehearsal may still run in it."""
+"""Seconds after its last use in which an environment is kept, because a rehearsal may still use it."""
 RUN: Final = "gpuwarden-rehearsal-"
 _READY: Final = "ready"
-"""The file that a finished environment has: its text is the size in bytes, its time that of the last use."""
+"""A file in every complete environment: its text is the size in bytes, its time is that of the last use."""
 
 
 def mark_ready(environment: Path) -> None:
-    """Note that an environment is whole, and its size."""
+    """Record that an environment is complete, and its size."""
     sizes = ((Path(where) / name).lstat().st_size for where, _, names in os.walk(environment) for name in names)
     (environment / _READY).write_text(str(sum(sizes)), encoding="ascii")
 
 
 def mark_used(environment: Path) -> bool:
-    """Note that an environment is used now. Return false where it is not whole."""
+    """Record the use of an environment. Return False if it is not complete."""
     try:
         os.utime(environment / _READY)
     except OSError:
@@ -34,7 +34,7 @@ def mark_used(environment: Path) -> bool:
 
 
 def prune_environments(folder: Path, now: float) -> list[str]:
-    """Remove the environments that are over a bound, the longest unused first, and return their names."""
+    """Remove the environments above a limit, least recently used first, and return their names."""
     found = []
     for path in folder.iterdir():
         if path.is_dir():
@@ -66,9 +66,10 @@ def prune_runs(now: float, folder: str | None = None) -> list[str]:
 
 
 def remove(top: str) -> None:
-    """Remove a folder that a script filled, or what can be removed of it.
+    """Remove a folder that a script filled, as far as possible.
 
-    One folder is open at a time, because their depth may exceed Python's stack, the longest path and the descriptors.
+    Only one folder is open at a time, because their depth may exceed Python's stack, the longest path and the number of
+    descriptors.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     above: list[str] = []

@@ -1,4 +1,4 @@
-"""What came of a rehearsal, as the child reports it. The script runs in that process, so every word is a claim."""
+"""The outcome of a rehearsal as reported by the child. The script runs in that process, so the report is untrusted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pydantic import ConfigDict, Field
 from gpuwarden.core.models import Frozen
 
 Ended = Literal["passed", "fault", "stopped"]
-"""`fault` is the script's; `stopped` is a rehearsal that a substitute, a bound or a missing part ended."""
+"""`fault`: the script has an error. `stopped`: a substitute, a limit or a missing part ended the rehearsal."""
 Text = Annotated[str, Field(max_length=2_000)]
 Name = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Outcome(Frozen):
-    """One rehearsal. `certain`: the error does not depend on any substitute. `why` says what stopped it.
+    """One rehearsal. `certain`: the error does not depend on any substitute. `why` is the reason for a stop.
 
-    `line` and `text` are the script's last line before the error, 0 where there is none. `reached` are the stages in
+    `line` and `text` are the script's last line before the error, 0 and "" if unknown. `reached` are the stages in
     order: import, arguments, data, model, trainer, step, save, resume, end.
     """
 

@@ -1,4 +1,4 @@
-"""Start a rehearsal in the sandbox of local jobs, bounded in time and memory, and read what came of it."""
+"""Start a rehearsal in the sandbox of local jobs, with limits of time and memory, and read its outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
 _END_S: Final = 5.0
 _GRACE_S: Final = 15.0
-"""Seconds after its own deadline at which a process is ended that does not see it."""
+"""Seconds after a process's own deadline at which it is killed, in case it missed the deadline."""
 _CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.remote.first_step.child.main import main; main(sys.argv[2])"  # noqa: E501
 _SET: Final = {
     "LANG": "C.UTF-8",
@@ -59,7 +59,7 @@ _CACHES: Final = {
     "HF_HOME": "", "HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/hub", "TRANSFORMERS_CACHE": "/hub",
     "HF_DATASETS_CACHE": "/datasets",
 }  # fmt: skip
-"""Variables that lead to the caches of the job's machine, and where below the own one that is here."""
+"""Variables with cache folders of the job's machine, and their replacements below the sandbox's own cache."""
 PRETEND: Final = "hf_pretend"
 """The value that each declared secret has in a rehearsal."""
 
@@ -68,8 +68,8 @@ PRETEND: Final = "hf_pretend"
 class Limits:
     """Bounds of one rehearsal: seconds, seconds of processor time, bytes of memory, bytes of one file, bytes on disk.
 
-    `spare` are the bytes of memory, and of disk, that it leaves to this machine; `tasks` how many processes and threads
-    may be added on this machine meanwhile.
+    `spare` is the amount of memory, and of disk, in bytes that must stay free on this machine; `tasks` is the number of
+    processes and threads that may be added on this machine meanwhile.
     """
 
     seconds: float = 150.0
@@ -83,11 +83,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Order:
-    """What is rehearsed, and what was brought from the Hub for it.
+    """The script to rehearse, and the files that were downloaded from the Hub for it.
 
     `models` has the small files of each model's repo; `datasets` has configs, splits, features and rows. `inputs` are
-    the files that go along with the job, `digests` what they had when they were allowed. `own_environment`: the
-    interpreter has what the script's header asks for.
+    the job's input files, `digests` their digests at the time of approval. `own_environment`: the interpreter has the
+    requirements of the script's header.
     """
 
     script: str
@@ -104,7 +104,7 @@ class Order:
 def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Limits | None = None) -> Outcome:
     """Run one rehearsal with an interpreter, and return its outcome.
 
-    Raises NoSandbox where nothing confines it, BadRequest for an input that changed or is gone.
+    Raises NoSandbox if no sandbox works here, BadRequest for an input that changed or is missing.
     """
     found = detect()
     if found.kind is Kind.NONE:
@@ -113,7 +113,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
     prune_runs(time.time())
     made = tempfile.mkdtemp(prefix=RUN)
     try:
-        run_dir = f"{os.path.realpath(made)}/run"  # files beside the folder of a run are not trusted
+        run_dir = f"{os.path.realpath(made)}/run"  # the sandbox does not trust files next to a run folder
         os.mkdir(run_dir, 0o700)
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
@@ -130,7 +130,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         init, content = boxes.init_source()
         Path(run_dir, init).write_bytes(content)
         prefix = words(found, box, boxes.system(), f"{run_dir}/{init}")
-        if found.kind is Kind.BUBBLEWRAP:  # a job outlives this process, a rehearsal doesn't: nobody else would end it
+        if found.kind is Kind.BUBBLEWRAP:  # unlike a job, a rehearsal must end with this process
             prefix.insert(1, "--die-with-parent")
         elif found.kind is Kind.LANDLOCK:
             prefix = [sys.executable, "-I", "-S", keeper.__file__, *prefix]
@@ -163,7 +163,9 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
                 seen.update(block)
                 left -= len(block)
         if name in order.digests and seen.hexdigest() != order.digests[name]:
-            raise BadRequest(f"the input {line(name)} changed since it was listed", "Rehearse when it rests.")
+            raise BadRequest(
+                f"the input {line(name)} changed since it was listed", "Rehearse once the file stops changing."
+            )
     cache = home / ".cache/huggingface/hub"
     for name, files in order.models.items():
         repo = cache / f"models--{name.replace('/', '--')}"
@@ -194,9 +196,9 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
 def _run(
     prefix: list[str], command: list[str], env: Mapping[str, str], output: Any, limits: Limits, folder: str
 ) -> str:
-    """Run a command in the sandbox. Return why it was ended, empty where it ended itself.
+    """Run a command in the sandbox. Return why it was killed, empty if it ended itself.
 
-    Its processes' limits bound neither their number nor what is shared or in the memory of `/tmp`.
+    The limits of its processes bound neither their number, nor shared memory, nor the memory of `/tmp`.
     """
     until, free, tasks = time.monotonic() + limits.seconds + _GRACE_S, shutil.disk_usage(folder).free, _tasks()
     why = ""
@@ -217,21 +219,21 @@ def _run(
                     why = "it needs more memory than this machine has"
                 elif _tasks() - tasks > limits.tasks:
                     why = "it started too many processes"
-        process.terminate()  # a keeper ends what it keeps
+        process.terminate()  # a keeper then ends its command
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-        with suppress(ProcessLookupError, PermissionError):  # not every sandbox ends what a script left running
+        with suppress(ProcessLookupError, PermissionError):  # not every sandbox ends a script's other processes
             os.killpg(process.pid, signal.SIGKILL)
     return why
 
 
 def _tasks() -> int:
-    """Return how many processes and threads this machine has; 0 where it doesn't say."""
+    """Return the number of processes and threads on this machine; 0 if unknown."""
     return int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[2]) if _LOAD.exists() else 0
 
 
 def _outcome(home: Path, log: str, late: str) -> Outcome:
-    """Read the child's report: a regular file, bounded, of the right shape."""
+    """Read the child's report. Only a regular file of bounded size and valid form is accepted."""
     try:
         fd = os.open(home / "outcome.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as file:

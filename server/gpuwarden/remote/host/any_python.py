@@ -1,6 +1,6 @@
-"""Start Python on a host of which nothing is known yet: a shell there finds one that is new enough.
+"""Start Python on a host that was not probed yet: a shell there finds one that is new enough.
 
-A probe of the host (`host_info`) finds the same one, for a further round trip and a start of every Python there.
+A probe of the host (`host_info`) finds the same one, but needs another round trip and a start of every Python there.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.remote.ssh.shell_quote import quote
 
 ANY_PYTHON: Final = ""
-"""In place of an interpreter's path: whichever is there."""
+"""Used instead of an interpreter's path: any Python that is found."""
 NO_PYTHON: Final = 95
-"""The exit code where none is."""
+"""The exit code if none is found."""
 OLDEST: Final = (3, 8)
 PLACES: Final = (
     "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
     "/usr/local/bin/python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8"
 )
-"""Names and paths of Python in images, in the order of preference."""
+"""Names and paths of Python in images, in order of preference."""
 
-# Images put their Python on the PATH of the first process, which sshd does not hand on.
+# Images put their Python on the PATH of the first process, which sshd does not pass on.
 MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
 
-# Runs what follows, or exits with 96 where Python is too old to compile that. Older ones exit with 2 for lack of `-I`.
+# Runs the program, or exits with 96 if Python is too old to compile it. Even older ones exit with 2, for lack of `-I`.
 _GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
 _START: Final = rf"""
 start() {{
@@ -45,7 +45,7 @@ exit {NO_PYTHON}
 
 
 def python_command(python: str, source: str, *args: str) -> list[str]:
-    """Return the words that run a program of the standard library only: with this interpreter, or with any."""
+    """Return the command line that runs a standard-library-only program, with this interpreter or with any."""
     return [python, "-I", "-S", "-c", source, *args] if python else ["/bin/sh", "-c", _START, "sh", source, *args]
 
 

@@ -84,7 +84,7 @@ async def probe_host(machine: Ssh) -> HostInfo:
 
 
 def parse_host_info(lines: Sequence[str]) -> HostInfo:
-    """Return the script's lines as a `HostInfo`."""
+    """Parse the script's output into a `HostInfo`."""
     one: dict[str, str] = {}
     tools: dict[str, str] = {}
     pythons: dict[str, Python] = {}
@@ -101,7 +101,9 @@ def parse_host_info(lines: Sequence[str]) -> HostInfo:
         else:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
-        raise BadReply(f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Is it a POSIX system?")
+        raise BadReply(
+            f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Check that it is a POSIX system."
+        )
     paths = f"{one.get('path', '')}:{one.get('first_path', '')}".split(":")
     path = ":".join(dict.fromkeys(p for p in paths if p.startswith("/")))
     return HostInfo(one["home"], path, tuple(pythons.values()), tools)

@@ -1,4 +1,4 @@
-"""Compare a script's header with an interpreter, and choose how this machine starts the script: by it, else by `uv`."""
+"""Compare a script's header with an interpreter, and choose whether this machine starts it directly or with `uv`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.ecosystem_tables import canonical_name
 from gpuwarden.static_analysis.script import Header, read_header, start_header
 
 _MOST_ASKED: Final = 5_000
-"""Requirements of extras that are followed for one line of a header."""
+"""Maximum requirements of extras to follow for one line of a header."""
 
 
 class _Lenient(BaseModel):
@@ -36,7 +36,7 @@ class _Gpus(_Lenient):
 
 
 class Installed(_Lenient):
-    """What the start agent found with one interpreter."""
+    """The start agent's answer for one interpreter."""
 
     python: str = Field(max_length=200)
     markers: dict[str, str] = Field(max_length=32)
@@ -58,7 +58,7 @@ class Installed(_Lenient):
 
 
 def request_of(needs: Needs) -> dict[str, Any]:
-    """Return what the start agent is asked. A requirement that can't be read is left to `unmet`."""
+    """Return the request to the start agent. `unmet` handles requirements that can't be parsed."""
     names: set[str] = set()
     for text in needs.dependencies:
         if match := start_agent.NAME.match(text):
@@ -70,13 +70,11 @@ def request_of(needs: Needs) -> dict[str, Any]:
 
 
 def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, network: bool = True) -> Readiness:
-    """Return what a place lacks, by the agent's answer. Raises BadReply for an invalid one."""
+    """Return the requirements that a place does not meet, by the agent's answer. Raises BadReply for an invalid one."""
     try:
         there = Installed.model_validate(dict(answer))
     except ValidationError as error:
-        raise BadReply(
-            f"invalid answer about what the place has ({error.error_count()} fields)", "Try again."
-        ) from None
+        raise BadReply(f"invalid answer of the start agent ({error.error_count()} fields)", "Try again.") from None
     lacking: tuple[str, ...] = ()
     trouble = ""
     try:
@@ -98,17 +96,17 @@ def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, 
 
 
 def installed_here(header: Header) -> Installed:
-    """Return what this interpreter has of what a header asks for."""
+    """Return the packages of a header that this interpreter has."""
     return Installed.model_validate(start_agent.look(request_of(needs_of(header))))
 
 
 def needs_of(header: Header | None) -> Needs:
-    """Return what a header asks for."""
+    """Return a header's requirements."""
     return Needs(header.requires_python or "", header.dependencies) if header else Needs()
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
-    """Return the argument list before the script's path. Raises BadRequest naming what is missing."""
+    """Return the argument list before the script's path. Raises BadRequest with the missing requirements."""
     header = start_header(script)
     lacking = list(unmet(header, installed_here(header))) if header else []
     if not lacking:
@@ -117,25 +115,25 @@ def interpreter_for(script: str) -> tuple[str, ...]:
     if uv:
         return (uv, *uv_run(script))
     raise BadRequest(
-        f"the script's header asks for what this Python does not have: {', '.join(lacking)}",
-        "Install uv, which brings what a header asks for, or install these packages next to gpuwarden.",
+        f"the script's header asks for packages or a version that this Python does not have: {', '.join(lacking)}",
+        "Install uv, which installs a header's requirements, or install these packages next to gpuwarden.",
     )
 
 
 def uv_run(script: str) -> tuple[str, ...]:
-    """Return the words after `uv` that start a script, with the Python of its grammar where the header lacks it."""
+    """Return the arguments of `uv` that start a script. If the header names no Python, its grammar determines it."""
     written, asked = read_header(script), start_header(script)
     python = ("--python", asked.requires_python or "") if asked is not None and asked != written else ()
     return ("run", "--quiet", *python, "--script")
 
 
 def unmet(header: Header, there: Installed) -> Iterator[str]:
-    """Yield the header's requirements that an interpreter lacks. Raises BadRequest for an unreadable one."""
+    """Yield the header's requirements that an interpreter does not meet. Raises BadRequest for an invalid one."""
     from packaging.requirements import InvalidRequirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        # a Python that was built from a checkout has a plus at its end
+        # the version of a Python built from a checkout ends with a plus
         if header.requires_python and not SpecifierSet(header.requires_python).contains(
             there.python.removesuffix("+"), True
         ):
@@ -144,15 +142,13 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
             if not _satisfied(text, there):
                 yield text
     except (InvalidSpecifier, InvalidRequirement) as error:
-        raise BadRequest(
-            f"the script's header can't be understood: {error}", "Fix the `# /// script` block."
-        ) from error
+        raise BadRequest(f"the script's header can't be parsed: {error}", "Fix the `# /// script` block.") from error
 
 
 def _satisfied(text: str, there: Installed) -> bool:
-    """Return whether one requirement is installed, with everything that its extras ask for.
+    """Return whether one requirement is installed, with the requirements of its extras.
 
-    The machine says what they ask for, so what can't be read or has no end is not installed.
+    Those come from the machine, so an invalid or endless list counts as not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion

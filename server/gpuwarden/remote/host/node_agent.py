@@ -1,17 +1,17 @@
-"""Look at one of several nodes that a job is to run on, and at its ways to the others. Shipped as source.
+"""Examine one node of a multi-node job, and its network paths to the other nodes. Shipped as source.
 
     python -I -S -c LOADER    the agent's source as one line of base64, then one JSON request a line
                               one JSON line answers each, until stdin ends
     python -c SOURCE reduce   one rank of an all-reduce, by the Python that has PyTorch; it prints a line for each stage
 
-Standard library only, Python >= 3.8, Linux. Nothing is written. A fact that can't be read is None, never a guess.
-What the facts mean is decided where they arrive. The verbs:
+Standard library only, Python >= 3.8, Linux. The agent writes no files. A fact that can't be read is None, never a
+guess. The caller interprets the facts. The verbs:
 
     facts    identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and others
-    clock    the time here
-    listen   answer others over TCP and UDP at one address, until stdin ends
+    clock    the time of this node
+    listen   answer other nodes over TCP and UDP at one address, until stdin ends
     reach    connect to another node's listener from one address
-    path     the largest packet that gets to another node without being cut, by ping or by UDP
+    path     the largest packet that reaches another node without fragmentation, by ping or by UDP
     unlisten free the TCP port for the ranks
     reduce   run one rank
 """
@@ -54,7 +54,7 @@ Json = Dict[str, Any]
 
 
 def text_of(path: str) -> Optional[str]:
-    """Return a small file's text; None where it can't be read."""
+    """Return a small file's text; None if it can't be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(65_536).strip()
@@ -63,7 +63,7 @@ def text_of(path: str) -> Optional[str]:
 
 
 def run(argv: List[str], timeout_s: float = CALL_S) -> Tuple[Optional[int], str]:
-    """Run a command; the code is None where it could not be run or gave no answer in time."""
+    """Run a command and return its exit code and output; the code is None if it could not be run or timed out."""
     env = dict(os.environ, LC_ALL="C")
     try:
         done = subprocess.run(
@@ -78,7 +78,7 @@ def run(argv: List[str], timeout_s: float = CALL_S) -> Tuple[Optional[int], str]
 
 
 def facts(request: Json) -> Json:
-    """Return what this node is and has."""
+    """Return the identity, network, fabric and PyTorch of this node."""
     return {
         "boot": text_of("/proc/sys/kernel/random/boot_id"),
         "network": link_of("/proc/self/ns/net"),
@@ -94,7 +94,7 @@ def facts(request: Json) -> Json:
 
 
 def link_of(path: str) -> Optional[str]:
-    """Return where a link points; None where that is not known."""
+    """Return the target of a symbolic link; None if it can't be read."""
     try:
         return os.readlink(path)
     except OSError:
@@ -102,7 +102,7 @@ def link_of(path: str) -> Optional[str]:
 
 
 def interfaces() -> Optional[List[Json]]:
-    """Return the network interfaces with what decides whether ranks can use them."""
+    """Return the network interfaces, with the facts that decide whether ranks can use them."""
     try:
         import fcntl
 
@@ -140,14 +140,14 @@ def interfaces() -> Optional[List[Json]]:
 
 
 def kind_of(name: str) -> str:
-    """Return what an interface is for: a bridge of containers, a tunnel, or "" for one that ranks can use."""
+    """Return the kind of an interface: `bridge` (containers), `tunnel`, or "" for one that ranks can use."""
     if BRIDGES.match(name) or os.path.isdir("/sys/class/net/{}/bridge".format(name)):
         return "bridge"
     return "tunnel" if TUNNELS.match(name) else ""
 
 
 def speed_of(name: str) -> Optional[int]:
-    """Return the speed of an interface in Mbit/s; None where its driver has none."""
+    """Return the speed of an interface in Mbit/s; None if its driver reports none."""
     said = text_of("/sys/class/net/{}/speed".format(name)) or ""
     return int(said) if said.isdigit() and 0 < int(said) < 10_000_000 else None
 
@@ -175,7 +175,7 @@ def infiniband() -> List[Json]:
 
 
 def fabric() -> Json:
-    """Return what is known of the NVSwitch fabric. `switches` None: the PCI devices can't be seen."""
+    """Return the facts about the NVSwitch fabric. `switches` is None if the PCI devices can't be read."""
     devices = glob.glob("/sys/bus/pci/devices/*")
     ids = [(text_of(d + "/vendor"), text_of(d + "/class")) for d in devices]
     found: Json = {"switches": ids.count(("0x10de", "0x068000")) if devices else None}
@@ -203,7 +203,7 @@ def fabric() -> Json:
 
 
 def process_runs(name: str) -> bool:
-    """Return whether a process of that name is seen."""
+    """Return whether a process of that name is running."""
     return any(text_of(path) == name[:15] for path in glob.glob("/proc/[0-9]*/comm"))
 
 
@@ -225,7 +225,7 @@ print(json.dumps(said))
 
 
 def torch_here(python: str) -> Json:
-    """Return the first Python that has PyTorch, and the versions that its packages name. Nothing is imported."""
+    """Return the first Python that has PyTorch, and the versions from its package metadata. Imports no package."""
     for place in [python] if python else PLACES:
         path = shutil.which(os.path.expanduser(place))
         code, out = run([path, "-c", "import sys; sys.path.pop(0)\n" + _TORCH]) if path else (None, "")
@@ -236,7 +236,7 @@ def torch_here(python: str) -> Json:
 
 
 def variables() -> Json:
-    """Return the variables that decide how ranks meet: those of a login here, over those of NCCL's own files."""
+    """Return the variables of the ranks' communication. The environment overrides NCCL's configuration files."""
     found: Json = {}
     for path in ("/etc/nccl.conf", os.path.expanduser("~/.nccl.conf")):
         for row in (text_of(path) or "").splitlines():
@@ -251,7 +251,7 @@ def variables() -> Json:
 
 
 class Listener:
-    """Answers other nodes at one address: over TCP with the token and the caller's address, over UDP with the token."""
+    """Answer other nodes at one address: over TCP with the token and the caller's address, over UDP with the token."""
 
     def __init__(self, address: str, port: int, token: str) -> None:
         self.token = token.encode()
@@ -265,7 +265,7 @@ class Listener:
             threading.Thread(target=loop, daemon=True).start()
 
     def accept(self) -> None:
-        """Answer those who know the token."""
+        """Answer callers that send the token."""
         while True:
             try:
                 peer, address = self.tcp.accept()
@@ -293,7 +293,7 @@ LISTENERS: List[Listener] = []
 
 
 def listen(request: Json) -> Json:
-    """Listen at an address; `error` names why that is not possible."""
+    """Listen at an address; `error` has the errno name if that fails."""
     try:
         listener = Listener(request["address"], int(request["port"]), request["token"])
     except OSError as error:
@@ -310,7 +310,7 @@ def unlisten(request: Json) -> Json:
 
 
 def with_shutdown(sock: socket.socket) -> None:
-    """Close a listening socket so that the thread that waits on it ends."""
+    """Close a listening socket so that its waiting thread ends."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -319,7 +319,7 @@ def with_shutdown(sock: socket.socket) -> None:
 
 
 def reach(request: Json) -> Json:
-    """Connect to another node's listener; `seen` is the address that it saw."""
+    """Connect to another node's listener; `seen` is the caller's address as the listener received it."""
     token = request["token"].encode()
     start = time.monotonic()
     try:
@@ -344,9 +344,9 @@ def reach(request: Json) -> Json:
 
 
 def path(request: Json) -> Json:
-    """Find the largest packet that reaches another node whole: by ping, else over UDP.
+    """Find the largest packet that reaches another node unfragmented: by ping, otherwise over UDP.
 
-    `small` is whether anything comes back. `told` is the limit that a router named, which TCP adapts to.
+    `small` is whether a small packet is answered. `told` is the limit that a router reported; TCP adapts to it.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):
@@ -366,7 +366,7 @@ def path(request: Json) -> Json:
 
 
 def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
-    """Ping with a packet of this size that may not be cut: whether it arrived, and the limit that was named."""
+    """Ping with an unfragmented packet of this size; return whether it arrived, and the limit that was reported."""
     argv = ["ping", "-n", "-M", "do", "-c", "2", "-i", "0.2", "-W", "1", "-I", request["source"]]
     code, out = run([*argv, "-s", str(size - HEADER), request["to"]])
     limit = re.search(r"mtu\s*=\s*(\d+)", out)
@@ -374,7 +374,7 @@ def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
-    """Send a UDP packet of this size that may not be cut, twice; its echo is small."""
+    """Send an unfragmented UDP packet of this size, up to twice; the echo is small."""
     token = request["token"].encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -399,7 +399,7 @@ def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def reduce(request: Json) -> Json:
-    """Run one rank, and end it when its time is over."""
+    """Run one rank, and kill it when its time is over."""
     limit = float(request["within_s"]) + 20
     env = dict(os.environ, **{str(k): str(v) for k, v in request["env"].items()})
     rank = subprocess.Popen(
@@ -420,7 +420,7 @@ def reduce(request: Json) -> Json:
 
 
 def rank_main() -> None:
-    """Meet the other ranks, sum one tensor over all of them, and print how long that took."""
+    """Join the other ranks, sum one tensor over all of them, and print the time that it took."""
     asked = json.load(sys.stdin)
 
     def tell(stage: str, **more: Any) -> None:
@@ -466,7 +466,7 @@ def rank_main() -> None:
 
 
 def parsed(text: str) -> Optional[Json]:
-    """Return the JSON object of a line; None for anything else."""
+    """Return the JSON object of a line; None if it is not one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -486,7 +486,7 @@ VERBS: Dict[str, Callable[[Json], Json]] = {
 
 
 def main() -> None:
-    """Answer one request a line. The agent never outlives its time, whatever becomes of its caller."""
+    """Answer one request per line. The agent ends after `LIFE_S` seconds, even if its caller is gone."""
     if sys.argv[1:] == ["reduce"]:
         rank_main()
         return

@@ -1,4 +1,4 @@
-"""Judge each node and the ways between them: fabric, interfaces, ports, packets, clocks. Pure."""
+"""Judge each node and the network paths between them: fabric, interfaces, ports, packets, clocks. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fabric(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_fabric(fabric: Fabric) -> Iterator[tuple[Answer, NodeCode, dict[str, Scalar]]]:
-    """Judge one node's fabric manager. A card reports its fabric itself where the service can't be seen."""
+    """Judge one node's fabric manager. If the service can't be queried, the fabric state of the cards counts."""
     unfinished = [s for s in fabric.states or () if s not in ("Completed", "N/A")]
     finished = "Completed" in (fabric.states or ())
     if unfinished:
@@ -62,7 +62,7 @@ def unseen(facts: GroupFacts, area: Area, code: NodeCode) -> Iterator[Problem]:
 
 
 def interface(facts: GroupFacts, launch: GroupLaunch) -> Iterator[Problem]:
-    """Judge the interfaces over which ranks will meet, and whether all nodes have the same settings."""
+    """Judge the interfaces over which ranks will connect, and whether all nodes have the same settings."""
     area, best, there = Area.INTERFACE, chosen(facts), candidates(facts)
     yield from unseen(facts, area, NodeCode.INTERFACES_UNSEEN)
     for name, node in facts.nodes.items():
@@ -82,7 +82,7 @@ def interface(facts: GroupFacts, launch: GroupLaunch) -> Iterator[Problem]:
 
 
 def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Iterator[Problem]:
-    """Compare what NCCL and gloo will take on one node with the interface that is best for the group."""
+    """Compare the interfaces that NCCL and gloo will use on one node with the best interface for the group."""
     interfaces = [i for i in node.interfaces or () if i.up and i.address]
     env = {**node.env, **launch.env}
     value = env.get("NCCL_SOCKET_IFNAME", "")
@@ -102,7 +102,7 @@ def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Itera
 
 
 def rendezvous(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge whether every node can connect to the others, the head above all."""
+    """Judge whether every node can connect to the others, in particular to the head."""
     area = Area.RENDEZVOUS
     if facts.port_error == "EADDRINUSE":
         yield Problem(area, Answer.NO, NodeCode.PORT_IN_USE, facts.head, {"port": facts.port})
@@ -123,7 +123,7 @@ def rendezvous(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def packets(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge whether large packets arrive on every way."""
+    """Judge whether large packets arrive on every network path."""
     area = Area.MTU
     for way in facts.ways:
         yield from of_way(way)
@@ -138,7 +138,7 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_way(way: Way) -> Iterator[Problem]:
-    """Judge the packets of one way: what is lost without a word hangs, what a router names is only cut."""
+    """Judge the packets of one path: silent loss makes ranks hang, a limit that a router reports only fragments."""
     given: dict[str, Scalar] = {"target": way.target, "mtu": way.mtu or 0, "passes": way.passes or 0}
     if way.passes is None or way.mtu is None:
         yield Problem(Area.MTU, Answer.UNKNOWN, NodeCode.MTU_UNSEEN, way.source, {"target": way.target})

@@ -1,4 +1,4 @@
-"""The codes of what is found on several nodes: checks, answers and problems as values. A sentence is never compared."""
+"""Codes of the checks, answers and problems of several nodes. Programs compare these codes, never the sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order in which a group is brought up."""
+    """The checks, in the order of starting a group."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"
@@ -25,7 +25,7 @@ class Area(StrEnum):
 
 
 class NodeCode(StrEnum):
-    """What was found."""
+    """The code of a problem or a measurement."""
 
     SILENT = "silent"
     SAME_NODE = "same_node"
@@ -73,7 +73,7 @@ class NodeCode(StrEnum):
 
 
 class Answer(StrEnum):
-    """Whether something is in order. A NOTE is said and changes nothing."""
+    """The answer of a check. A NOTE is reported but does not change the answer."""
 
     YES = "yes"
     NO = "no"
@@ -83,7 +83,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A code with the figures of its sentence. `said` is foreign text that a node gave with it."""
+    """A code with the parameters of its sentence. `said` is untrusted text from a node."""
 
     area: Area
     answer: Answer

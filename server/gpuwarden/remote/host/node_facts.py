@@ -1,6 +1,6 @@
-"""What was seen of several nodes and of the ways between them. Values; an agent's answer is read leniently.
+"""Facts about several nodes and the network paths between them. Unknown fields in an agent's answer are ignored.
 
-Anything that could not be looked at is None, or is missing from its list.
+A fact that could not be determined is None, or is missing from its list.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Interface(_Lenient):
 
     @property
     def usable(self) -> bool:
-        """Return whether ranks on different nodes can meet over it. Its name is proposed to a shell, so it is plain."""
+        """Return whether ranks can communicate over it. A fix may use its name in a shell, so it must be plain."""
         plain = _PLAIN.fullmatch(self.name) is not None
         return plain and not self.kind and self.up is True and self.network is not None
 
     @property
     def network(self) -> ipaddress.IPv4Network | None:
-        """Return the network that its address is in; None where that is not known."""
+        """Return the network of its address; None if unknown."""
         try:
             return ipaddress.IPv4Network(f"{self.address}/{self.prefix}", strict=False)
         except ValueError:
@@ -58,7 +58,7 @@ class Adapter(_Lenient):
 
 
 class Fabric(_Lenient):
-    """An NVSwitch fabric. `switches` None: it can't be seen whether there is one."""
+    """An NVSwitch fabric. `switches` is None if the PCI devices can't be read."""
 
     switches: int | None = None
     driver: str | None = None
@@ -69,7 +69,7 @@ class Fabric(_Lenient):
 
 
 class Torch(_Lenient):
-    """The PyTorch that a job gets, by its packages. `nccl` None: no package of that name."""
+    """A job's PyTorch, by its package metadata. `nccl` is None if no such package is installed."""
 
     python: str | None = None
     torch: str | None = None
@@ -77,7 +77,7 @@ class Torch(_Lenient):
 
 
 class Node(_Lenient):
-    """One node, as its agent saw it."""
+    """One node, as reported by its agent."""
 
     boot: str | None = None
     network: str | None = None
@@ -90,13 +90,13 @@ class Node(_Lenient):
 
     @property
     def identity(self) -> tuple[str, str] | None:
-        """Return what no other node has: the boot of its kernel, and its network; None where either is unknown."""
+        """Return the boot id and the network namespace, which identify the node; None if either is unknown."""
         return (self.boot, self.network) if self.boot and self.network else None
 
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a node's clock is ahead of this machine's, in seconds, and how far off that may be."""
+    """How far a node's clock is ahead of this machine's, in seconds, and the uncertainty of that value."""
 
     seconds: float
     uncertainty: float
@@ -104,9 +104,10 @@ class Offset:
 
 @dataclass(frozen=True)
 class Way:
-    """What came of the way from one node to another. None could not be looked at.
+    """The network path from one node to another. A value that could not be determined is None.
 
-    `passes` is the largest packet that arrived whole, `told` the limit that a router named. `error` is an errno's name.
+    `passes` is the largest packet in bytes that arrived unfragmented, `told` the limit that a router reported. `error`
+    is the name of an errno.
     """
 
     source: str
@@ -119,7 +120,7 @@ class Way:
 
 
 class Rank(_Lenient):
-    """What one rank of the all-reduce said last: `stage` is start, joining, met or done."""
+    """The last report of one rank of the all-reduce: `stage` is start, joining, met or done."""
 
     stage: str = "start"
     code: int | None = None
@@ -132,7 +133,7 @@ class Rank(_Lenient):
 
 @dataclass(frozen=True)
 class Sum:
-    """An all-reduce over all nodes: its backend and size. `wanted` is False where nobody asked for it."""
+    """An all-reduce over all nodes: its backend and size. `wanted` is False if it was not requested."""
 
     backend: str = ""
     size: int = 0
@@ -142,7 +143,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """Everything that was seen. `silent` has the nodes that did not answer, with why; the first name is the head."""
+    """All facts. `silent` has the nodes that did not answer, with the reasons; the first name is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]
@@ -155,21 +156,21 @@ class GroupFacts:
 
     @property
     def head(self) -> str:
-        """Return the node where ranks meet."""
+        """Return the node that ranks connect to."""
         return self.names[0]
 
 
 def read_node(name: str, answer: Mapping[str, Any]) -> Node:
-    """Return an agent's facts. Raises BadReply for an answer in another form."""
+    """Parse an agent's facts. Raises BadReply for an answer in another form."""
     try:
         return Node.model_validate(dict(answer))
     except ValidationError:
-        raise BadReply(f"{name} described itself in a form that is not known", "Try again.") from None
+        raise BadReply(f"the facts of {name} have an unknown form", "Try again.") from None
 
 
 def read_rank(answer: Mapping[str, Any]) -> Rank:
-    """Return what a rank said; a form that is not known counts as a rank that never came."""
+    """Parse a rank's report; an unknown form counts as a rank that never started."""
     try:
         return Rank.model_validate(dict(answer))
     except ValidationError:
-        return Rank(error="it gave an answer that is not understood")
+        return Rank(error="its answer can't be parsed")

@@ -1,7 +1,7 @@
 """Judge several nodes before a job runs on them. Pure: facts in, values out; every interface renders them itself.
 
-Each check ends in yes, no or unknown. A problem that was seen makes it no; what could not be looked at makes it
-unknown, which never reads as in order.
+Each check results in yes, no or unknown. A detected problem makes it no; a fact that could not be determined makes it
+unknown, which never counts as passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of every check that was asked for, the problems behind it, and the variables for every rank."""
+    """The answer of every requested check, its problems, and the variables for every rank."""
 
     answers: Mapping[Area, Answer]
     problems: tuple[Problem, ...]
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def judge_nodes(facts: GroupFacts, launch: GroupLaunch) -> Verdict:
-    """Judge a group of nodes and the launch that is meant for it."""
+    """Judge a group of nodes and its planned launch."""
     found = (
         *identity(facts), *fabric(facts), *interface(facts, launch), *rendezvous(facts), *packets(facts),
         *clocks(facts), *versions(facts), *judge_launch(launch, torches(facts)), *reduction(facts),
@@ -48,7 +48,7 @@ def judge_nodes(facts: GroupFacts, launch: GroupLaunch) -> Verdict:
 
 
 def environment(facts: GroupFacts) -> dict[str, str]:
-    """Return the variables that make every rank meet over the chosen interface."""
+    """Return the variables that make every rank connect over the chosen interface."""
     best = chosen(facts)
     if set(best) != set(facts.names):
         return {}

@@ -1,4 +1,4 @@
-"""Choose the interface over which ranks on different nodes meet, and read NCCL's own choice. Pure."""
+"""Choose the interface over which ranks on different nodes connect, and predict NCCL's own choice. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpuwarden.remote.host.node_facts import GroupFacts, Interface
 
 
 def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
-    """Return each node's interfaces that ranks can use; an address that two nodes have leads to neither.
+    """Return each node's interfaces that ranks can use, without addresses that more than one node has.
 
-    A node without an answer about its interfaces is left out.
+    A node that did not report its interfaces is left out.
     """
     known = {name: node.interfaces for name, node in facts.nodes.items() if node.interfaces is not None}
     distinct = {facts.nodes[name].identity or name: found for name, found in known.items()}
@@ -23,15 +23,15 @@ def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
 
 
 def chosen(facts: GroupFacts) -> dict[str, Interface]:
-    """Return for each node the interface that is best for the group, without the nodes where none can be named.
+    """Return the best interface of each node for the group; nodes without a suitable one are left out.
 
-    A network that all nodes are in comes first, the fastest of several. Otherwise each node's way out is taken.
+    The fastest network that all nodes share comes first. Otherwise each node's default interface is used.
     """
     usable = candidates(facts)
     networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
     shared = set[IPv4Network].intersection(*(set(found) for found in networks.values())) if networks else set()
     if shared:
-        # The slowest node decides what a network is worth: first by its speed, then by the size of its packets.
+        # The slowest node determines the rank of a network: first by its speed, then by its packet size.
         worth = {net: [(found[net].mbit or 0, found[net].mtu or 0) for found in networks.values()] for net in shared}
         best = max(sorted(shared), key=lambda net: min(worth[net]))
         return {name: found[best] for name, found in networks.items()}
@@ -40,9 +40,9 @@ def chosen(facts: GroupFacts) -> dict[str, Interface]:
 
 
 def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
-    """Return the value of NCCL_SOCKET_IFNAME that names exactly these interfaces on every node; "" without any.
+    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" without any.
 
-    NCCL reads a name as a prefix, unless `=` comes before the list.
+    NCCL treats a name as a prefix, unless the list starts with `=`.
     """
     names = sorted({i.name for i in best.values()})
     text = ",".join(names)
@@ -51,7 +51,7 @@ def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
 
 
 def left_alone(found: Sequence[Interface]) -> list[str]:
-    """Return the interfaces among which NCCL chooses by itself: `ib` first, then all but Docker's and the loopback."""
+    """Return the interfaces that NCCL considers by default: `ib` first, then all but Docker's and the loopback."""
     there = [i for i in found if i.up and i.address and i.kind != "loopback"]
     fast = [i.name for i in there if i.name.startswith("ib")]
     return fast or [i.name for i in there if not i.name.startswith("docker")] or [i.name for i in there]

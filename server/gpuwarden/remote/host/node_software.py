@@ -1,4 +1,4 @@
-"""Judge what runs on several nodes: versions, timeouts, restarts, and the all-reduce over all of them. Pure."""
+"""Judge the software of several nodes: versions, timeouts, restarts, and the all-reduce over all of them. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
-"""A timeout from which a dead rank is noticed so late that its cause is buried."""
+"""A timeout in seconds at which a dead rank is detected so late that its cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
-"""The first PyTorch whose NCCL group waits 600 s by default, and not 1800."""
+"""The first PyTorch whose NCCL group waits 600 s by default instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
-"""The most that is expected of gloo, which copies through the processor, however fast the network is."""
+"""The maximum bandwidth that is expected of gloo, which copies through the processor."""
 FEWEST_SHARE: Final = 0.25
-"""The share of the link that an all-reduce of 8 MB reaches at least: latency takes the rest on a fast one."""
+"""The minimum share of the link that an all-reduce of 8 MB reaches; on a fast link, latency takes the rest."""
 ELASTIC_S: Final = 600
 
 
@@ -43,7 +43,7 @@ def versions(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def torches(facts: GroupFacts) -> dict[str, str | None]:
-    """Return each node's PyTorch: what a rank imported, else what its packages say."""
+    """Return each node's PyTorch version: the one that a rank imported, otherwise that of its package metadata."""
     seen = {name: facts.nodes.get(name, Node()).torch.torch for name in facts.names}
     found = {name: facts.sum.ranks.get(name, Rank()).torch or version for name, version in seen.items()}
     return {name: None if version == "unknown" else version for name, version in found.items()}
@@ -61,7 +61,7 @@ def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Pro
 
 
 def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Judge timeouts and restarts: by the words of a launch, and by the PyTorch of each node."""
+    """Judge timeouts and restarts, from the launch command and the PyTorch of each node."""
     yield from timeouts(launch, torches)
     if launch.restarts and launch.restores is not True:
         seen = launch.restores is not None
@@ -81,7 +81,7 @@ def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iter
 
 
 def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Judge how long ranks wait for a dead one."""
+    """Judge the time that ranks wait for a dead one."""
     area = Area.TIMEOUTS
     for variable in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if launch.env.get(variable) == "0":
@@ -102,7 +102,7 @@ def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator
 
 
 def reduction(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge the all-reduce: who never came, who waited, whether the sum was right, how fast it was."""
+    """Judge the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and its speed."""
     area, ranks = Area.REDUCE, facts.sum.ranks
     if not ranks:
         yield from [Problem(area, Answer.UNKNOWN, NodeCode.NOT_TRIED)] if facts.sum.wanted else ()
@@ -127,7 +127,7 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
     if slowest <= 0:
         yield Problem(Area.REDUCE, Answer.UNKNOWN, NodeCode.NOT_TRIED)
         return
-    # In a ring every node sends this many bits, whatever the number of nodes: "bus bandwidth" of nccl-tests.
+    # In a ring every node sends this many bits, for any number of nodes: "bus bandwidth" of nccl-tests.
     mbit = 2 * (count - 1) / count * facts.sum.size * 8 / slowest / 1e6
     link = link_of(facts)
     given: dict[str, Scalar] = {
@@ -143,7 +143,7 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def link_of(facts: GroupFacts) -> int | None:
-    """Return the speed of the slowest node's way out: its InfiniBand with NCCL, else the chosen interface."""
+    """Return the speed of the slowest node's link: its InfiniBand with NCCL, otherwise the chosen interface."""
     best = chosen(facts)
     speeds: list[int | None] = []
     for name in facts.sum.ranks:

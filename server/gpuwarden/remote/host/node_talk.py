@@ -1,4 +1,4 @@
-"""Talk with the agent that looks at one of several nodes: over SSH, or as a process of this machine."""
+"""Communicate with the agent that examines a node of a multi-node job: over SSH, or as a local process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOCAL: Final = "local"
 """The name of the machine that gpuwarden runs on."""
 ASK_S: Final = 60.0
 MAX_ANSWER: Final = 4 << 20
-# The first line is the source. The rank of an all-reduce is started from it as well.
+# The first line is the source, which also starts the rank of an all-reduce.
 _LOADER: Final = (
     "import base64, sys; SOURCE = base64.b64decode(sys.stdin.buffer.readline()).decode(); "
     "exec(compile(SOURCE.replace('SOURCE = \"\"', '', 1), 'node_agent.py', 'exec'))"
@@ -48,7 +48,7 @@ class _Lines(Protocol):
 
 
 class NodeTalk:
-    """The agent on one node. After a failure it is gone, and every further request raises what ended it."""
+    """The agent on one node. After a failure, every further request raises the same error."""
 
     def __init__(self, name: str, lines: _Lines, fingerprint: str = "", first_contact: bool = False) -> None:
         self.name, self._lines = name, lines
@@ -57,7 +57,7 @@ class NodeTalk:
         self._gone: Exception | None = None
 
     async def ask(self, verb: str, *, timeout_s: float = ASK_S, **request: Any) -> dict[str, Any]:
-        """Return the agent's answer. Raises `Unreachable` or `BadReply` where there is none that can be read."""
+        """Return the agent's answer. Raises `Unreachable` or `BadReply` if it is missing or invalid."""
         if self._gone is not None:
             raise self._gone
         sent = json.dumps({"verb": verb, **request}).encode()
@@ -69,13 +69,13 @@ class NodeTalk:
             if not isinstance(reply, dict):
                 raise TypeError
         except (ValueError, TypeError, RecursionError):
-            self._gone = BadReply(f"{self.name} gave an answer that is not understood", "Try again.")
+            self._gone = BadReply(f"the answer of {self.name} can't be parsed", "Try again.")
             raise self._gone from None
         except Exception as error:
             self._gone = error
             raise
         if reply.get("ok") is not True:
-            raise BadReply(f"{self.name} could not look: {line(reply.get('error') or 'no reason given', 300)}")
+            raise BadReply(f"the check of {self.name} failed: {line(reply.get('error') or 'no reason given', 300)}")
         return reply
 
     async def aclose(self) -> None:

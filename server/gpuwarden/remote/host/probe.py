@@ -2,8 +2,8 @@
 
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
-Python >= 3.8, standard library only, nothing is written, no GPU memory is taken. Each part that can't be read says
-why instead; the whole takes at most some 20 seconds.
+Python >= 3.8, standard library only. Writes no files and uses no GPU memory. A part that can't be read has the reason
+in `why`. Takes at most about 45 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEB_S = 8
 Json = Dict[str, Any]
 
 GPU_FIELDS = ("index", "name", "driver_version", "memory.total", "memory.used", "utilization.gpu", "pci.bus_id")
-# Not every driver and card knows these; each is asked for alone.
+# Not every driver and card has these fields, so each is queried separately.
 HEALTH_FIELDS = {
     "temperature": ("temperature.gpu",),
     "compute_cap": ("compute_cap",),
@@ -73,7 +73,7 @@ def gpus() -> Json:
     """Return every GPU with its health."""
     if not shutil.which("nvidia-smi"):
         devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
-        return {"list": [], "why": "nvidia-smi is not there", "devices": devices}
+        return {"list": [], "why": "nvidia-smi is not installed", "devices": devices}
     found = []
     for row in query(GPU_FIELDS):
         cells = dict(zip(GPU_FIELDS, row))

@@ -143,7 +143,7 @@ class Asked:
 
 
 def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
-    """Return all findings. Invalid probe output is one UNKNOWN finding."""
+    """Return all findings. Invalid probe output results in one UNKNOWN finding."""
     try:
         facts = Facts.model_validate(dict(answer))
     except ValidationError as error:
@@ -180,16 +180,16 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
     if gpu.ecc_uncorrected or gpu.remap_failure:
         yield _finding("PF-GPU-002", Severity.ERROR, f"{what} has uncorrected memory errors", RENT_ANOTHER)
     elif gpu.remap_pending:
-        yield _finding("PF-GPU-002", Severity.WARNING, f"{what} waits for a reset to retire memory", RENT_ANOTHER)
+        yield _finding("PF-GPU-002", Severity.WARNING, f"{what} needs a reset to retire memory", RENT_ANOTHER)
     reasons = [why for bit, why in THROTTLES.items() if int(gpu.throttle or 0) & bit]
     if reasons:
-        fix = "The same work takes longer here and is billed by time; rent another machine if it stays so."
+        fix = "Work takes longer here and is billed by time; rent another machine if the throttling persists."
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
     elif (gpu.temperature or 0) >= HOT_C:
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} has {gpu.temperature:g} degrees before any work")
     if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
         message = f"{what} holds {gpu.used_mib:,.0f} MiB although no process is listed and nothing computes"
-        fix = "A dead process or another container uses it. Look with `fuser -v /dev/nvidia*`; restart the container."
+        fix = "A dead process or another container uses it. Check `fuser -v /dev/nvidia*`; restart the container."
         yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
 
 
@@ -208,12 +208,12 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
             message = f"the kernel's log has Xid {code} for {buses}; such codes often come from a program, not the card"
             yield _finding("PF-GPU-005", Severity.INFO, message)
     if facts.xids.why and facts.gpus.list:
-        message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are not known"
+        message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are unknown"
         yield _finding("PF-GPU-005", Severity.INFO, message)
 
 
 def _card(bus: str) -> str:
-    """Return bus and device in one form: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
+    """Normalize bus and device: the kernel writes `0000:3b:00`, nvidia-smi `00000000:3B:00.0`."""
     return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
 
 
@@ -221,8 +221,8 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
     built, driver = _version(facts.torch.cuda), _version(facts.gpus.cuda)
     if built and driver and built[0] > driver[0]:
         build = f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}"
-        message = f"{build}; the driver knows up to {facts.gpus.cuda}"
-        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or a torch for an older CUDA.")
+        message = f"{build}; the driver supports up to {facts.gpus.cuda}"
+        yield _finding("PF-CUDA-001", Severity.ERROR, message, "Use an image or a torch build for an older CUDA.")
     if facts.gpus.list and facts.torch.version and not facts.torch.cuda:
         message = f"torch {facts.torch.version} is built without CUDA; training would run on the CPU"
         yield _finding("PF-CUDA-001", Severity.ERROR, message, "Install a CUDA build of torch.")
@@ -232,7 +232,7 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
             message = (
                 f"{gpu.name} needs CUDA {needed[0]}.{needed[1]}; torch {facts.torch.version} has {facts.torch.cuda}"
             )
-            fix = "Its kernels are not in this build ('no kernel image is available'). Install a newer torch."
+            fix = "This build does not contain its kernels ('no kernel image is available'). Install a newer torch."
             yield _finding("PF-CUDA-002", Severity.ERROR, message, fix)
             return
 
@@ -254,21 +254,23 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
         if disk.read_only or not disk.writable:
             message = f"{disk.path} can't be written ({'mounted read-only' if disk.read_only else 'no permission'})"
             yield _finding(
-                "PF-DISK-001", Severity.ERROR, message, "A disk that turned read-only has failed: " + RENT_ANOTHER
+                "PF-DISK-001", Severity.ERROR, message, "A disk that became read-only has failed: " + RENT_ANOTHER
             )
         if disk.free < LOW_DISK:
             worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
-            yield _finding("PF-DISK-002", worst, message, "Count checkpoint size times kept checkpoints plus one.")
+            yield _finding("PF-DISK-002", worst, message, "Plan checkpoint size times the kept checkpoints plus one.")
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
             message = (
                 f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it has room for few more files"
             )
-            yield _finding("PF-DISK-003", Severity.WARNING, message, "`df -i`; remove caches of many small files.")
+            yield _finding(
+                "PF-DISK-003", Severity.WARNING, message, "Check `df -i`; remove caches of many small files."
+            )
     for disk in facts.disks.list:
         if disk.path in asked.durable and disk.mount == "/":
             message = (
-                f"{disk.path} should be storage that outlives the machine, but nothing is mounted there: "
+                f"{disk.path} should be storage that survives the machine, but nothing is mounted there: "
                 "it is on the container's own disk and is lost with it"
             )
             yield _finding(
@@ -283,13 +285,13 @@ def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if memory and cpus:
         message = f"the job may use {memory / GIB:.0f} GiB of memory and {cpus:g} CPUs"
         limited = seen.memory_max is not None or seen.cpu_quota is not None
-        more = "; the host has more, so do not go by nproc and free" if limited else ""
+        more = "; the host has more, so do not rely on nproc and free" if limited else ""
         yield _finding("PF-HOST-003", Severity.INFO, message + more)
     if seen.oom_kills:
-        message = f"{seen.oom_kills} processes were killed here for want of memory since the container began"
-        yield _finding("PF-HOST-003", Severity.WARNING, message, "Fewer data workers, or a larger machine.")
+        message = f"{seen.oom_kills} processes ran out of memory and were killed since the container started"
+        yield _finding("PF-HOST-003", Severity.WARNING, message, "Use fewer data workers, or a larger machine.")
     if seen.shm is not None and seen.shm < GIB:
-        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers crash from that with a bus error"
+        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers crash with a bus error"
         yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
 
 
@@ -298,13 +300,13 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
         return
     off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
     ours_is_wrong = False
-    for reach in facts.web.list:  # the first date of a web server decides
+    for reach in facts.web.list:  # use the first date of a web server
         with suppress(ValueError, TypeError):
             if reach.date:
                 ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S
             break
     if off > SKEW_S and not ours_is_wrong:
-        message = f"the machine's clock is off by {off:,.0f} s: certificates, tokens and file times go wrong"
+        message = f"the machine's clock is off by {off:,.0f} s: certificates, tokens and file times will be wrong"
         yield _finding(
             "PF-HOST-005", Severity.WARNING, message, "Set its clock (chronyd, ntpdate), or rent another machine."
         )
@@ -314,5 +316,5 @@ def _web(facts: Facts, asked: Asked) -> Iterator[Finding]:
     for reach in facts.web.list:
         if not reach.ok:
             message = f"the machine can't reach {reach.url}: {reach.why}"
-            fix = "Set HF_ENDPOINT to a mirror that it can reach, or bring model and data along."
+            fix = "Set HF_ENDPOINT to a mirror that it can reach, or upload model and data."
             yield _finding("PF-NET-001", Severity.WARNING, message, fix)

@@ -1,15 +1,15 @@
-"""Ask and order Slurm on a host where its commands are. Shipped as source; standard library only, Python >= 3.8.
+"""Run Slurm's commands on a host that has them. Shipped as source; standard library only, Python >= 3.8.
 
     python -I -S -c LOADER    the agent's source and one JSON object on stdin, one JSON object on stdout
 
-Outputs of Slurm's commands go back as they are, or as the rows of our jobs with the fields that are read: the list of a
-large cluster is long. What they mean is decided where they arrive. The verbs:
+The agent returns the outputs of Slurm's commands unchanged, or the rows of gpuwarden's jobs with the required fields,
+because the list of a large cluster is long. The caller interprets them. The verbs:
 
-    jobs      the rows of our jobs: one `squeue`, and one `sacct` for those that it does not have
-    limits    what the cluster allows: configuration, partitions, nodes, associations, and its check of a request
-    submit    `sbatch`, once for each name: what was submitted before is found and answered
+    jobs      the rows of gpuwarden's jobs: one `squeue`, and one `sacct` for the jobs missing from it
+    limits    the cluster's limits: configuration, partitions, nodes, associations, and its check of a request
+    submit    `sbatch`, once for each name: a job that was submitted before is found and returned
     array     one `sbatch` for many jobs, each with its own run folder, once for each name of an array
-    stop      `scancel`, after a signal and a grace for what runs
+    stop      `scancel`; a running job gets a signal and a grace first
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ TEXT_KEYS = (
     "job_id", "array_job_id", "array_task_id", "name", "job_state", "state_reason", "partition", "nodes", "submit_time",
     "start_time", "end_time", "time_limit", "user_name", "current_working_directory",
 )  # fmt: skip
-# What Slurm's commands need, or what its users set for them. A token of the shell that asks never gets into a job.
+# Variables that Slurm's commands need or that users set for them. Tokens of the calling shell never reach a job.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
 PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
-# These would make one job many, or let `sbatch` wait for its end.
+# These would turn one job into an array, or make `sbatch` wait for its end.
 NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 Json = Dict[str, Any]
@@ -65,7 +65,7 @@ def environment(extra: Json) -> Dict[str, str]:
 
 
 def run(argv: List[str], env: Json) -> Json:
-    """Run one command to its end; `rc` is None where it could not be run or gave no answer in time."""
+    """Run one command to its end; `rc` is None if it could not be run or timed out."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=env, timeout=QUESTION_S)
     except subprocess.TimeoutExpired:
@@ -77,9 +77,9 @@ def run(argv: List[str], env: Json) -> Json:
 
 
 def queue(folders: Dict[str, str], env: Json) -> Json:
-    """Return the rows of our jobs in Slurm's queue by one list; `rows` is None where the list is not one.
+    """Return the rows of gpuwarden's jobs from one list of Slurm's queue; `rows` is None if the list is not valid.
 
-    Slurm may have been built without JSON, and then refuses the option: the same list is asked for as text.
+    A Slurm that was built without JSON refuses the option; the list is then requested as text.
     """
     done = run(["squeue", "--json", "--me", "--states=all"], env)
     if done["rc"] not in (0, None):
@@ -108,9 +108,9 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
 
 
 def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
-    """Return the array and the index of each of these jobs that is a task of one, by the name that it would have alone.
+    """Return the array and the index of each of these jobs that is an array task, by the job's name without an array.
 
-    Its run folder names the array; the array's own folder has the table of its tasks.
+    The job's run folder names the array; the array's folder has the table of its tasks.
     """
     found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
     for stem, folder in folders.items():
@@ -129,7 +129,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
 
 
 def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
-    """Return a row of an array as a row of each task that it is about: Slurm keeps one for all that wait together."""
+    """Split a row of an array into one row per task: Slurm has a single row for all tasks that wait together."""
     number = row.get("array_task_id")
     while isinstance(number, dict):
         number = number.get("number") if number.get("set") is not False else None
@@ -147,12 +147,12 @@ def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
 
 
 def indices(text: str) -> Set[int]:
-    """Return the indices that Slurm writes as `7`, `[5-9%2]` or `1,3,8-100:2`. Raises ValueError for another form."""
+    """Parse indices such as `7`, `[5-9%2]` or `1,3,8-100:2`. Raises ValueError for another form."""
     found = set()  # type: Set[int]
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
         if match is None:
-            raise ValueError("Slurm names the tasks of an array in a form that is not known: " + text[:80])
+            raise ValueError("Slurm names the tasks of an array in an unknown form: " + text[:80])
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step < 1 or not 0 <= last - first <= MAX_TASKS:
             raise ValueError("Slurm names impossible tasks of an array: " + text[:80])
@@ -161,7 +161,7 @@ def indices(text: str) -> Set[int]:
 
 
 def ranges(numbers: List[int]) -> str:
-    """Return indices as `--array` takes them, such as `0-3,5`."""
+    """Format indices for `--array`, such as `0-3,5`."""
     parts = []  # type: List[List[int]]
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -172,7 +172,7 @@ def ranges(numbers: List[int]) -> str:
 
 
 def in_folder(folder: str) -> List[str]:
-    """Return the names in a folder, none where it can't be read."""
+    """Return the names in a folder, an empty list if it can't be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -180,7 +180,7 @@ def in_folder(folder: str) -> List[str]:
 
 
 def spelled(job: Json) -> Json:
-    """Return a line of text in the form of the JSON list: without what is not set, and with a limit in minutes."""
+    """Convert a line of text to the form of the JSON list: without unset values, and with the limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdigit()]
@@ -189,9 +189,9 @@ def spelled(job: Json) -> Json:
 
 
 def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
-    """Return whether a row has one of our names, our user and that name's run folder; anybody may give such a name.
+    """Return whether a row has one of our names, our user and that name's run folder.
 
-    Some versions list everybody's jobs.
+    The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
     """
     stem, _, number = str(job.get("name")).rpartition("-a")
     at = job.get("current_working_directory") or folders.get(stem)
@@ -199,7 +199,7 @@ def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
 
 
 def getpass_user() -> str:
-    """Return the name of the user whose jobs these are."""
+    """Return the name of the current user."""
     try:
         import pwd
 
@@ -209,9 +209,9 @@ def getpass_user() -> str:
 
 
 def jobs(request: Json, env: Json) -> Json:
-    """Return the queue's rows of our jobs, and those of accounting for the jobs that the queue has no more.
+    """Return the queue's rows of our jobs, and the accounting rows of jobs that are no longer in the queue.
 
-    `folders` has the run folder of each stem of a name: what was submitted left a file there.
+    `folders` has the run folder of each stem of a name; every submitted job left a file there.
     """
     folders = request["folders"]
     found = queue(folders, env)
@@ -232,14 +232,14 @@ def jobs(request: Json, env: Json) -> Json:
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
             answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
-        if answer["rc"] != 0:  # a cluster may have no accounting, which is another thing than one that is down
+        if answer["rc"] != 0:  # distinguish a cluster without accounting from accounting that is down
             config = run(["scontrol", "show", "config"], env)
             answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
     return reply
 
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
-    """Return the lines of `sacct` under these names, with those of arrays as lines of each of our tasks."""
+    """Return the lines of `sacct` with these names; a line of an array becomes one line per task of ours."""
     found = []
     for line in text.splitlines():
         fields = line.split("|")
@@ -257,12 +257,12 @@ def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
 
 
 def log_of(task: Json) -> str:
-    """Return the file into which Slurm writes what a task's batch script says."""
+    """Return the file to which Slurm writes the output of a task's batch script."""
     return "{}/engine.{}.log".format(task["folder"], task["index"])
 
 
 def last_words(folder: str, log: Optional[str] = None) -> str:
-    """Return what a batch script wrote that never came to its runner: why it could not."""
+    """Return the end of a batch script's output if its runner never started: it has the reason."""
     if os.path.exists(folder + "/status.json"):
         return ""
     try:
@@ -272,7 +272,7 @@ def last_words(folder: str, log: Optional[str] = None) -> str:
 
 
 def submitted(stem: str, folder: str) -> List[str]:
-    """Return the names under which a job was submitted, and the first one even where no file says so."""
+    """Return the names under which a job was submitted; the first attempt is always included."""
     names = {
         f[: -len(".submitted")] for f in in_folder(folder) if f.startswith(stem + "-a") and f.endswith(".submitted")
     }
@@ -280,7 +280,7 @@ def submitted(stem: str, folder: str) -> List[str]:
 
 
 def limits(request: Json, env: Json) -> Json:
-    """Return the texts that say what the cluster allows, and its own check of a request that starts nothing."""
+    """Return the cluster's own texts about its limits, and its dry-run check of a request."""
     user = getpass_user()
     asked = {
         "config": ["scontrol", "show", "config"],
@@ -297,9 +297,9 @@ def limits(request: Json, env: Json) -> Json:
 
 
 def submit(request: Json, env: Json) -> Json:
-    """Submit a batch script under a name that no other job of this user has, or answer with the one that has it.
+    """Submit a batch script under a name that is unique for this user, or return the job that already has the name.
 
-    A job that was given to an array is submitted under the array's lock, so that it is not sent by both.
+    A job that belongs to an array is submitted under the array's lock, so that it is not sent twice.
     """
     folder, name = request["folder"], request["name"]
     lock = locked(folder + "/submit.lock")
@@ -319,7 +319,7 @@ def submit(request: Json, env: Json) -> Json:
 
 
 def submitted_once(request: Json, env: Json) -> Json:
-    """Submit a batch script unless its job was submitted before, by itself or as a task."""
+    """Submit a batch script unless its job was submitted before, alone or as a task."""
     folder, name = request["folder"], request["name"]
     stem = name.rpartition("-a")[0]
     known = read_json(folder + "/" + name + ".submitted")
@@ -338,9 +338,9 @@ def submitted_once(request: Json, env: Json) -> Json:
 
 
 def array(request: Json, env: Json) -> Json:
-    """Submit many jobs as one array, once for its name; a job that was submitted by itself is left out.
+    """Submit many jobs as one array, once for its name; a job that was submitted alone is left out.
 
-    Each run folder names the array before anything is sent. From then on a submit of that job alone looks for it there.
+    Each run folder names the array before anything is sent. From then on `submit` for that job checks the array first.
     """
     folder, name, tasks = request["folder"], request["name"], request["tasks"]
     lock = locked(folder + "/submit.lock")
@@ -353,7 +353,7 @@ def array(request: Json, env: Json) -> Json:
             said = config["err"].strip() or "its configuration names no MaxArraySize"
             return {"ok": False, "code": "unreachable", "error": said}
         if len(tasks) > int(most[1]):
-            said = "an array of {} tasks, where MaxArraySize is {}".format(len(tasks), most[1])
+            said = "the array has {} tasks, but MaxArraySize is {}".format(len(tasks), most[1])
             return {"ok": False, "code": "refused", "error": said}
         left = [task for task in tasks if pointed(task, folder, name, request["files"])]
         stems = {task["name"].rpartition("-a")[0]: task["folder"] for task in left}
@@ -380,7 +380,7 @@ def array(request: Json, env: Json) -> Json:
 
 
 def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
-    """Put a task's files into its run folder, with the name of its array; False for a job that was submitted alone."""
+    """Put a task's files and its array's name into its run folder; return False if the job was submitted alone."""
     os.makedirs(task["folder"], mode=0o700, exist_ok=True)
     lock = locked(task["folder"] + "/submit.lock")
     try:
@@ -397,7 +397,7 @@ def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
 
 
 def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
-    """Run `sbatch`. After a failure Slurm's list and its check of the same request tell a refusal from a lost reply."""
+    """Run `sbatch`. After a failure, Slurm's list and its dry-run check distinguish a refusal from a lost reply."""
     script = folder + "/" + name + ".sh"
     write(script, request["script"])
     given = {**env, "GPUWARDEN_ORDER": json.dumps(request.get("secrets") or {})}
@@ -406,7 +406,7 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
     if done["rc"] == 0 and number.isdigit():
         try:
             write(folder + "/" + name + ".submitted", json.dumps({"id": int(number)}))
-        except OSError:  # it was submitted all the same, and is found by its name
+        except OSError:  # the job was submitted anyway, and is found by its name
             pass
         return {"ok": True, "id": int(number), "adopted": False}
     found = queue({name.rpartition("-a")[0]: folder}, env)
@@ -420,7 +420,7 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
 
 
 def stop(request: Json, env: Json) -> Json:
-    """End a job: a pending one at once, a running one by a signal to its batch script, and after its grace for good."""
+    """End a job: cancel a pending job at once, signal a running one and cancel it after its grace."""
     name, folder, grace = request["name"], request["folder"], float(request["grace_s"])
     end = time.monotonic() + float(request["wait_s"])
     asked_at = None  # type: Optional[float]
@@ -447,10 +447,10 @@ def stop(request: Json, env: Json) -> Json:
 
 
 def asked_since(folder: str, grace: float) -> float:
-    """Return when the end of a job was first asked for, which is written down now unless it was.
+    """Return the time of the first stop request, and record it now if this is the first.
 
-    The job may have written that file, or the clock was set back since: a time that can't be is none, and where the
-    file can't be written the grace is over.
+    An impossible time is ignored: the job may have written the file, or the clock was set back. If the file can't be
+    written, the grace is over.
     """
     now = time.time()
     earlier = (read_json(folder + "/stop.json") or {}).get("asked_at")
@@ -465,12 +465,12 @@ def asked_since(folder: str, grace: float) -> float:
 
 
 def number_of(row: Json) -> str:
-    """Return the id that means this job alone: the number of an array's last task is also that of the whole array."""
+    """Return the id of this job alone: the number of an array's last task is also the number of the whole array."""
     return str(row.get("task") or row["job_id"])
 
 
 def record_unstarted(request: Json, found: Json) -> None:
-    """Leave a last word of a job that was ended before it ran: Slurm keeps none of a task that waited."""
+    """Write the final status of a job that ended before it ran: Slurm has no record of a task that waited."""
     name, folder = request["name"], request["folder"]
     attempt = max(int(n.rpartition("-a")[2]) for n in [*submitted(name, folder), *found["tasks"]])
     if read_json(folder + "/stop.json") is None or read_json(folder + "/status.json") is not None:
@@ -479,12 +479,12 @@ def record_unstarted(request: Json, found: Json) -> None:
             "requeues": 0, "ended_at": time.time()}  # fmt: skip
     try:
         write(folder + "/status.json", json.dumps(word))
-    except OSError:  # it has ended all the same
+    except OSError:  # the job has ended anyway
         pass
 
 
 def hears(row: Json, folder: str) -> bool:
-    """Return whether a job's runner is there to take a signal: it has written a status in this very run of the job."""
+    """Return whether a job's runner can receive a signal: it has written a status in this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")
     here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
@@ -492,7 +492,7 @@ def hears(row: Json, folder: str) -> bool:
 
 
 def state_of(row: Json) -> str:
-    """Return a row's state, which later versions write as a list."""
+    """Return a row's state, which newer versions of Slurm write as a list."""
     state = row.get("job_state")
     while isinstance(state, dict):
         state = state.get("current")
@@ -500,12 +500,12 @@ def state_of(row: Json) -> str:
 
 
 def has_ended(row: Json, ended: List[str]) -> bool:
-    """Return whether a row is of a job that will not run again by itself."""
+    """Return whether a row's job has ended and will not run again without a new submit."""
     return state_of(row) in ended
 
 
 def locked(path: str) -> int:
-    """Return a lock's descriptor once it is free; -1 where the file system has none."""
+    """Wait for a lock and return its descriptor; -1 if the file system does not support locks."""
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -525,7 +525,7 @@ def locked(path: str) -> int:
 
 
 def taken(folder: str) -> bool:
-    """Return whether a submit of a run folder's job is on its way: its caller may be dead, and it goes on."""
+    """Return whether a submit for this run folder is in progress; it may outlive its caller."""
     import fcntl
 
     try:
@@ -565,7 +565,7 @@ def put(path: str, content: bytes) -> None:
 
 
 def read_json(path: str, most: int = 65_536) -> Optional[Json]:
-    """Return the object in a small file; None without one."""
+    """Return the JSON object in a small file; None if it has none."""
     try:
         found = json.loads(read_end(path, most))
     except (OSError, ValueError, RecursionError):
@@ -574,7 +574,7 @@ def read_json(path: str, most: int = 65_536) -> Optional[Json]:
 
 
 def read_end(path: str, most: int) -> bytes:
-    """Return the last bytes of a plain file. A job can put anything under any name here, such as a pipe that blocks."""
+    """Return the last bytes of a plain file. A job can replace any file here, for example with a pipe that blocks."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         there = os.fstat(fd)
@@ -588,7 +588,7 @@ VERBS = {"jobs": jobs, "limits": limits, "submit": submit, "array": array, "stop
 
 
 def main() -> None:
-    """Carry out the request on stdin."""
+    """Run the request from stdin."""
     request = json.loads(sys.stdin.buffer.read() or b"{}")
     try:
         reply = VERBS[request["verb"]](request, environment(request.get("env") or {}))

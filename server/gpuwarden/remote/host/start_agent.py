@@ -1,8 +1,8 @@
-"""gpuwarden's look at what a job would start with on a machine: packages, programs, files and GPUs.
+"""Check a machine for the packages, programs, files and GPUs that a job needs to start.
 
     python -I - '{"names": ["torch"], "program": "torchrun"}'  < start_agent.py       one JSON object on stdout
 
-Python >= 3.8, standard library only, nothing is written and nothing is imported of what is looked for.
+Python >= 3.8, standard library only. Writes no files and imports none of the packages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def markers() -> Json:
 
 
 def packages(names: list[str]) -> Json:
-    """Return version and requirements of each installed package, and versions of those that it may require."""
+    """Return version and requirements of each installed package, and the versions of its optional requirements."""
     found: Json = {}
     for name in names:
         try:
@@ -72,12 +72,12 @@ def packages(names: list[str]) -> Json:
 
 
 def gpus(path: str) -> Json:
-    """Return the names of the GPUs; no list where there may be some that can't be seen."""
+    """Return the names of the GPUs; `why` instead of `list` if GPUs may exist but can't be listed."""
     tool = shutil.which("nvidia-smi", path=path)
     if tool is None:
         signs = [d for d in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg") if os.path.exists(d)]
         if signs or not sys.platform.startswith("linux"):
-            return {"why": "nvidia-smi is not there, though %s is" % (signs[0] if signs else sys.platform)}
+            return {"why": "nvidia-smi is not installed, but %s may have a GPU" % (signs[0] if signs else sys.platform)}
         return {"list": []}
     asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -93,7 +93,7 @@ def gpus(path: str) -> Json:
 
 
 def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[str]:
-    """Return the modules that an interpreter would not find. Raises OSError where it does not say."""
+    """Return the modules that an interpreter does not find. Raises OSError if it gives no answer."""
     asked = [python, "-c", FIND, *names]
     try:
         done = subprocess.run(
@@ -105,7 +105,7 @@ def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[
 
 
 def missing_of(python: str, code: int, said: str) -> list[str]:
-    """Return the modules that `FIND` named. Raises OSError where it did not come to its end."""
+    """Return the modules that `FIND` printed. Raises OSError if it did not complete."""
     _, mark, rest = said.rpartition("missing:")
     if code != 0 or not mark:
         raise OSError("%s: exit code %d" % (python, code))
@@ -113,10 +113,10 @@ def missing_of(python: str, code: int, said: str) -> list[str]:
 
 
 def look(request: Json) -> Json:
-    """Return what is there of what was asked about.
+    """Return the state of the requested packages, program, files, modules and GPUs.
 
-    `env` is the job's, whose program is looked for on its PATH. What is run or looked for besides is found on `path`,
-    which no job decides.
+    `env` is the job's environment; its PATH is used to find the job's program. All other programs are found on `path`,
+    which no job controls.
     """
     env = dict(os.environ, **request.get("env", {}))
     own = request.get("path") or os.environ.get("PATH", os.defpath)

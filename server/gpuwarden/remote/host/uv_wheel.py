@@ -1,4 +1,4 @@
-"""uv for a machine that lacks it: the program inside a pinned wheel of PyPI, fetched here through pip, by its digest.
+"""Get uv for a machine without it: the program in a pinned wheel of PyPI, downloaded here by pip, by its digest.
 
 The musllinux wheels contain one static program, so that they run under any Linux.
 """
@@ -42,14 +42,14 @@ WHEELS: Final = {
 
 
 def name_of(machine: str) -> str:
-    """Return the folder of the program: another release or architecture has another one."""
+    """Return the folder of the program; each release and architecture has its own."""
     return f"uv-{VERSION}-{machine}-{WHEELS[machine].sha256[:12]}"
 
 
 def uv_program(machine: str, tools: Path) -> Path:
     """Return uv's program for an architecture, fetched once into `tools`.
 
-    Raises Unreachable where pip can't fetch it, NotSupported where neither pip nor uv is here, or other bytes came.
+    Raises Unreachable if pip can't download it, NotSupported if neither pip nor uv is installed or the digest differs.
     """
     kept = tools / name_of(machine) / "uv"
     if not kept.is_file():
@@ -86,7 +86,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
 
 
 def _unpacked(file: Path, wheel: Wheel) -> bytes:
-    """Return the program of a wheel whose bytes are the pinned ones."""
+    """Return the program in a wheel. Raises NotSupported if the wheel's digest is not the pinned one."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != wheel.sha256:
         raise NotSupported(f"the wheel of uv {VERSION} is not the pinned one; nothing was sent", BY_HAND)

@@ -1,30 +1,30 @@
-"""gpuwarden's runner: starts, watches and reports one job on the machine that it was shipped to.
+"""gpuwarden's runner: starts, watches and reports one job on the remote machine.
 
     python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
 
-Verbs: start, supervise (used by start), allot (in place of both inside an engine's allocation), keep (used by
-supervise), poll, serve (many polls), logs, stop, list, manifest, read, bundle, disclose, examine, look, spool, relay
-(used by supervise).
+Verbs: start, supervise (used by start), allot (replaces both inside an engine's allocation), keep (used by supervise),
+relay (used by supervise), poll, serve (many polls), logs, stop, list, manifest, fetch, read, bundle, disclose, examine,
+park, parker (used by park), hold, look, spool.
 Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
-    status.json        what is known, replaced atomically, padded so that it can be rewritten in place on a full disk
-    lock               locked by the living supervisor; the kernel releases it, so no claim outlives its owner
+    status.json        status, replaced atomically; padded so that it can be rewritten in place on a full disk
+    lock               locked by the running supervisor; the kernel releases the lock when the supervisor dies
     out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
     metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
     alerts.jsonl       written by the supervisor
-    spool.*.jsonl      what the job posted and what the supervisor saw, until the server has it; `spool.sent.json`
-    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save; the job may write
-                       here too, so each line carries a code (MAC) by which the key's owner verifies its author
-    keep.json          state of the upload to an artifact store, and keep-sent.json what that upload has sent
-    work/              the job's working folder; relative outputs live here
+    spool.*.jsonl      reports of the job and the supervisor; `spool.sent.json` has the offsets sent to the server
+    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save. The job may write
+                       here too, so each line has a MAC that verifies its author
+    keep.json          state of the upload to an artifact store; keep-sent.json lists the uploaded files
+    work/              the job's working folder, which contains relative outputs
 
-A job is known by (token, attempt) and is launched once: the process that gets the lock and finds no status of that
-attempt launches, all others adopt. A process is identified by pid, start ticks and boot id, never by its pid alone.
-Secrets travel over stdin into the job's environment and nowhere else; their values are masked in everything that is
-written.
+A job is identified by (token, attempt) and is launched once: the process that gets the lock and finds no status of
+that attempt launches the job, all others adopt it. A process is identified by pid, start ticks and boot id, never by
+its pid alone. Secrets are passed over stdin into the job's environment and nowhere else; their values are masked in
+all written text.
 
-Its modules are shipped joined into one file (`runner_bundle.py`). A module imports its siblings and the standard
-library, siblings at its top: a supervisor outlives the file that it was started from.
+The modules are sent joined into one file (`runner_bundle.py`). A module imports only its siblings and the standard
+library, and its siblings at the top, because a supervisor outlives the file that it was started from.
 
-Signals to the supervisor: SIGUSR1 is gpuwarden's own stop (canceled); SIGTERM and SIGINT come from outside (preempted).
+Signals to the supervisor: SIGUSR1 is gpuwarden's stop (canceled); SIGTERM and SIGINT come from outside (preempted).
 """

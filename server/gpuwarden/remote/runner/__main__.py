@@ -1,4 +1,4 @@
-"""Run the modules unbundled, for jobs of this machine: `python -I -S .../remote/runner VERB [DIR]`."""
+"""Run the unbundled modules, for jobs on this machine: `python -I -S .../remote/runner VERB [DIR]`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PACKAGE = "gpuwarden.remote.runner"
 
 
 def run() -> None:
-    """Import the modules without their parent packages, which take longer to load than a verb to run."""
+    """Import the modules without their parent packages, whose import takes longer than a verb."""
     package = sys.modules[PACKAGE] = ModuleType(PACKAGE)
     package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
-    sys.path.pop(0)  # the same folder: `import webhook` must not find a module here
+    sys.path.pop(0)  # this folder; `import webhook` must not find a module here
     from gpuwarden.remote.runner.verbs import main
 
     main(sys.argv[1:])

@@ -1,22 +1,21 @@
-"""Run a job inside an allocation of an engine, which may start the same command again by itself.
+"""Run a job inside an allocation of an engine, which may repeat the same command by itself.
 
-The engine starts `allot` as its batch script; it answers to nobody and ends with the job. What was asked for is in
-`order.<attempt>.json` of the run folder, the secrets in the variable `GPUWARDEN_ORDER`, which the job does not get. An
-engine that repeats a batch script, for whatever reason, starts the job once: its runs are counted by `restart`.
+The engine runs `allot` as its batch script. It prints no reply and ends with the job. The order is in
+`order.<attempt>.json` of the run folder, and the secrets are in the variable `GPUWARDEN_ORDER`, which the job does not
+get. If an engine repeats a batch script, the job is still started once: `restart` counts the runs.
 
-An engine may kill this process and not the command, which has its own process group. With `guard` in the request
-a process outside of both ends the command then, so that a later attempt never runs beside it.
+An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
+separate process then ends the command, so that a later attempt never runs beside it.
 
-A job on several nodes has `nodes` in the request, the engine's command that starts a program on each of them: they are
-looked at first, and the command is not started where they can't work together.
+For a job on several nodes the request has `nodes`, the engine's command that starts a program on each of them. The
+nodes are checked first, and the command is not started if they can't work together.
 
-An engine may have its own meaning for an exit code: `codes` in the request names another one for a state. Where the
-engine's log is all that can be read of a job, `echo` repeats the job's output on stdout. Where the engine deletes the
-machine when this process ends, `outlast` keeps this process until the artifact store has everything, or its upload
-ends.
+Other fields of the request: `codes` maps states to exit codes for engines that interpret exit codes. `echo` repeats
+the job's output on stdout, for engines whose log is the only readable output. `outlast` keeps this process alive until
+the upload to the artifact store ends, for engines that delete the machine when this process exits.
 
-SIGUSR1 and SIGTERM both say that the allocation ends. `stop.json` in the run folder says that it was asked for here,
-and so does `canceled.<attempt>`, which no later start removes.
+SIGUSR1 and SIGTERM both announce the end of the allocation. `stop.json` in the run folder shows that gpuwarden
+requested the end, as does `canceled.<attempt>`, which no later start removes.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ CODES = {"succeeded": 0, "canceled": 143, "preempted": 143, "timeout": 124}
 
 
 class Allotted(Supervisor):
-    """A supervisor whose machine is lent for a time: its signals mean that this time is over."""
+    """A supervisor inside an allocation: signals announce the end of the allocation."""
 
     def __init__(self, folder: str, order: Json, nodes: Sequence[str] = (), count: int = 0) -> None:
         super().__init__(folder, order)
         self.nodes, self.count = nodes, count
 
     def listen(self) -> None:
-        """Read the engine's warning as the allocation's end, and an end that was asked for as a cancel."""
+        """Handle the engine's signals as the end of the allocation, or as a cancel if gpuwarden requested it."""
         super().listen()
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ended_by_engine())
 
     def launch(self) -> bool:
-        """Look at the nodes before the first start of the command, where there are several."""
+        """Start the command. Before the first start, check the nodes of a job on several nodes."""
         if self.nodes and not self.status["restarts"]:
             found = look_at_nodes(self.folder, self.nodes, self.count, self.spec["env"])
             for problem in found:
@@ -73,13 +72,13 @@ class Allotted(Supervisor):
         return super().launch()
 
     def ended_by_engine(self) -> None:
-        """Record that the job shall end, and whether that was asked for."""
+        """Record that the job must end, and whether gpuwarden requested it."""
         asked = os.path.lexists(self.folder + "/stop.json") or is_canceled(self.folder, self.status["attempt"])
         self.intend("canceled" if asked else "preempted", override=asked)
 
 
 def allot(folder: str, request: Json) -> Json | None:
-    """Run the job of one attempt to its end, and exit with its code. Ask the engine to run it again where due."""
+    """Run one attempt of the job to its end, and exit with its code. Ask the engine for a requeue if one is due."""
     order = order_of(folder, int(request["attempt"]), os.environ.get(str(request.get("part") or ""), ""))
     lock = lock_of(folder)
     restart = restart_of(folder, order, request)
@@ -87,7 +86,7 @@ def allot(folder: str, request: Json) -> Json | None:
     if is_canceled(folder, order["attempt"]):
         status = read_status(folder) or {}
         ended = status.get("state") in set(FINAL) - {"preempted"} and status.get("attempt") == order["attempt"]
-        if not ended:  # an earlier start of this attempt was ended before it could say so
+        if not ended:  # an earlier run of this attempt was killed before it wrote its end
             first = first_status(order, 10.0)
             why = "stopped on request, before it started"
             write_status(
@@ -119,7 +118,7 @@ def outlast(supervisor: Supervisor) -> None:
     """Wait until the upload to the artifact store ends, and log its errors. Another signal ends the wait."""
     if not supervisor.keeper:
         return
-    supervisor.keeper.stdin.close()  # nobody saves any more
+    supervisor.keeper.stdin.close()  # tells the uploader that no more files will be saved
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     supervisor.keeper.wait()
@@ -128,9 +127,10 @@ def outlast(supervisor: Supervisor) -> None:
 
 
 def restart_of(folder: str, order: Json, request: Json) -> int:
-    """Return how often the engine has started this attempt before: its own count, else one more than the last run's.
+    """Return how often the engine has started this attempt before.
 
-    An engine without a count gives each of its runs another id.
+    The number comes from the engine. If the engine does not count, each run has a new id, and the number is that of
+    the last run plus one.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -143,9 +143,9 @@ def restart_of(folder: str, order: Json, request: Json) -> int:
 
 
 def order_of(folder: str, attempt: int, part: str = "") -> Json:
-    """Return the order of an attempt with its secrets, which leave the environment.
+    """Return the order of an attempt with its secrets, which are removed from the environment.
 
-    All `part`s of an array get one environment, in which each has a variable with its number.
+    All `part`s of an array share one environment, which has one variable per part, named by its number.
     """
     given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(SECRETS)}
     try:
@@ -160,7 +160,7 @@ def order_of(folder: str, attempt: int, part: str = "") -> Json:
 
 
 def lock_of(folder: str) -> int:
-    """Return the job's lock; -1 on a file system without locks, where the engine alone prevents a second run."""
+    """Return the job's lock; -1 on a file system without locks, where only the engine prevents a second run."""
     try:
         lock = take_lock(folder)
     except Problem:
@@ -171,7 +171,7 @@ def lock_of(folder: str) -> int:
 
 
 def is_due(folder: str, order: Json, restart: int) -> bool:
-    """Return whether this run of the batch script has anything to do: no other did it, and it was not finished."""
+    """Return whether this run of the batch script must run the job: no other run has, and the job is not finished."""
     status = read_status(folder)
     if status is None or status.get("token") != order["token"]:
         return True
@@ -184,12 +184,12 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was canceled for good: an engine may start it again, and it does nothing."""
+    """Return whether the attempt was canceled for good, so that it does nothing if the engine starts it again."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 
 def again(command: list[str]) -> None:
-    """Ask the engine to queue this job again; where it refuses, the job's end is what it sees."""
+    """Ask the engine to requeue this job. If it refuses, the job ends."""
     import subprocess
 
     try:
@@ -199,11 +199,11 @@ def again(command: list[str]) -> None:
 
 
 def guard(folder: str, attempt: int, lock: int) -> None:
-    """Fork a process that outlives this one, and kills what this one's death leaves of the attempt's command.
+    """Fork a process that outlives this one and then kills the remaining processes of the attempt's command.
 
-    The command is found by its environment: when this process dies, its number may not be in the status yet.
+    They are found by their environment, because the status may not have the command's pid when this process dies.
     """
-    reader, writer = os.pipe()  # closed when this process has ended, and a command that it starts has its environment
+    reader, writer = os.pipe()  # its end closes when this process ends
     first = os.fork()
     if first:
         os.close(reader)
@@ -217,7 +217,7 @@ def guard(folder: str, attempt: int, lock: int) -> None:
             for fd in (writer, lock):
                 if fd >= 0:
                     os.close(fd)
-            for fd in (0, 1, 2):  # an engine may wait for the end of our output
+            for fd in (0, 1, 2):  # an engine may wait for the end of the output
                 os.dup2(os.open(os.devnull, os.O_RDWR), fd)
             while os.read(reader, 1):
                 pass

@@ -1,4 +1,4 @@
-"""Compare a run with its own past."""
+"""Detect anomalies by comparing a run with its own past."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ STEP = "a step"
 
 
 def at_step(step: int | None) -> str:
-    """Return where a run is, for a sentence; empty where its output names no step."""
+    """Return the step for use in a sentence; empty if it is unknown."""
     return "" if step is None else f" at step {step}"
 
 
 def middle(values: Iterable[float]) -> float:
-    """Return the median, the upper one of two."""
+    """Return the median, or the upper of the two middle values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
 
 class Course:
-    """Compares a run with its own past: a loss that jumps away and stays, steps that come much slower.
+    """Detects a loss that jumps and stays high, and steps that become much slower.
 
-    Each is reported once, after several in a row, and again when it ends, as kind, text and subject: the name of the
-    loss, or `STEP` for the pace.
+    Each is reported once after `ROW` values in a row, and again when it ends, as kind, text and subject. The subject is
+    the name of the loss, or `STEP` for the pace.
     """
 
-    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before anything is judged, values in a row
+    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before the first alert, values in a row
     JUMP, SLOW, SLOW_S = 5.0, 5.0, 30.0
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class Course:
         self.last: tuple[float, int] | None = None
 
     def loss(self, name: str, value: float, step: int | None) -> tuple[str, str, str] | None:
-        """Take one value of a loss; return an alert's kind, text and subject where one is due."""
+        """Add one value of a loss; return kind, text and subject of an alert if one is due."""
         past = self.losses.setdefault(name, [])
         limit = None
         if len(past) >= self.LEAST:
             usual = middle(past)
             early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
             spread = middle(abs(v - usual) for v in past)
-            # Five times the median, ten times the spread, half of the first values.
+            # The maximum of five medians, the median plus ten spreads, and half of the early median.
             limit = max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
@@ -56,7 +56,7 @@ class Course:
         return ("spike", text, name) if self.high[name] == self.ROW else None
 
     def pace(self, step: int, now: float) -> tuple[str, str, str] | None:
-        """Take the newest step; return an alert's kind, text and subject where one is due."""
+        """Add the newest step; return kind, text and subject of an alert if one is due."""
         last, self.last = self.last, (now, step)
         if last is None or step <= last[1]:
             return None

@@ -1,4 +1,4 @@
-"""The job's own process: its environment, whether it and its group live, and what its exit means."""
+"""The job's process: its environment, whether it and its group are alive, and the meaning of its exit code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.process import group_members, has_proc
 from gpuwarden.remote.runner.protocol import Json
 
-RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and a wrapper's way to say "my child got SIGTERM"
+RETRY_CODES = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL, and the code of a wrapper whose child got SIGTERM
 RETRY_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Reason:
-    """Codes of why an attempt ended, for `reason` in a status. gpuwarden knows them as `core.reasons.Code`."""
+    """Codes for the end of an attempt, in `reason` of a status. They are defined in `core.reasons.Code`."""
 
     EXITED = "exited"
     KILLED = "killed_by_signal"
@@ -60,10 +60,11 @@ def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
 
 
 def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
-    """Start the command in a sandbox. The program that makes it gets nothing that the job decides, a job's variables
-    least of all: they go over a pipe to the first program inside, which reports over another how the command ended.
+    """Start the command in a sandbox.
 
-    The signals that end a job are blocked in it: sent to the whole group, they are for the command alone.
+    The program that creates the sandbox gets no input that the job controls. The job's variables go over a pipe to the
+    first program inside the sandbox, which reports the command's exit over another pipe. Signals that end a job are
+    blocked in the creating program: they are sent to the whole group, but only the command must handle them.
     """
     import subprocess
 
@@ -93,14 +94,14 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
 
 
 def packed(env: Mapping[str, str]) -> bytes:
-    """Encode an environment for the first program in a sandbox. Raises ValueError for one that can't be encoded."""
+    """Encode an environment for the first program in a sandbox. Raises ValueError if it can't be encoded."""
     if any("=" in name or not name or "\0" in name + value for name, value in env.items()):
         raise ValueError("illegal environment variable")
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
 
 
 def ended(child: Any) -> tuple[int, str]:
-    """Wait for a command that has ended: its exit code or minus its signal, and why it could not be started."""
+    """Return the exit code of an ended command, or minus its signal, and the error if it could not be started."""
     code = child.wait()
     report = getattr(child, "report", -1)
     if report < 0:
@@ -115,20 +116,20 @@ def ended(child: Any) -> tuple[int, str]:
     if word == "error":
         return 127, rest
     if word != "status" or not rest.isdigit():
-        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or there never was one
+        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or has no sandbox
     status = int(rest)
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), ""
 
 
 def exited(child: Any) -> bool:
-    """Return whether the command has ended; it stays a zombie, so that its group id can't be reused yet."""
+    """Return whether the command has ended. It stays a zombie, so that its group id is not reused."""
     if has_proc() and hasattr(os, "waitid"):
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return child.poll() is not None
 
 
 def remain(group: int) -> bool:
-    """Return whether the group has living members besides the ended command."""
+    """Return whether the group has living members other than the ended command."""
     members = group_members(group)
     if members is not None:
         return bool(members)
@@ -140,7 +141,7 @@ def remain(group: int) -> bool:
 
 
 def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str, str]:
-    """Return the final state of an attempt, its reason's code and a sentence; no state where a restart is due."""
+    """Return the final state of an attempt, the reason code and a sentence. The state is empty if a restart is due."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if intent:
         return (

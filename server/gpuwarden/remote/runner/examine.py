@@ -1,4 +1,4 @@
-"""Examine checkpoints in place, by the shipped archive."""
+"""Examine checkpoints in place with the checkpoints archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Run the shipped archive on outputs in place; pass on its lines, bounded, with signs of life."""
+    """Run the archive on outputs in place, and print its lines. Prints progress lines while it runs."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not on this machine")
@@ -24,14 +24,14 @@ def examine(folder: str, request: Json) -> Json:
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
     lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
     if len(lines) != len(paths):
-        raise Problem("io_error", f"it ended after {len(lines)} of {len(paths)} outputs, with code {code}")
+        raise Problem("io_error", f"the examination ended after {len(lines)} of {len(paths)} outputs, with code {code}")
     for number, line in enumerate(lines):
         reply({"output": paths[number], "found": line})
     return {"ok": True, "outputs": len(lines)}
 
 
 def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
-    """Return the argument list of the archive."""
+    """Return the argument list that starts the archive."""
     mapping = PathMapping(request)
     tops = [bounded(folder, mapping, path) for path in paths]
     argv = [sys.executable, "-I", archive, "examine", *tops, "--log", folder + "/seals.jsonl"]
@@ -44,7 +44,7 @@ def asked(folder: str, archive: str, paths: list[str], seconds: float, request: 
 
 
 def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
-    """Return the lines that a child prints within some seconds, and its exit code."""
+    """Run a command; return the lines that it prints within `seconds`, and its exit code."""
     import subprocess
     import threading
 
@@ -61,7 +61,7 @@ def answered(argv: list[str], seconds: float) -> tuple[list[Json], int]:
 
 
 def bounded(folder: str, mapping: PathMapping, path: str) -> str:
-    """Return the real path of a declared one. Raises Problem for a link that leaves its folder."""
+    """Return the real path of a declared path. Raises Problem for a link that leaves its folder."""
     top, bound = mapping.locate(folder, path)
     real = os.path.realpath(top)
     if not inside(real, bound):
@@ -70,7 +70,7 @@ def bounded(folder: str, mapping: PathMapping, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """Return the lines of a child, with a sign of life every few seconds. Raises Problem above a limit."""
+    """Return the lines of a child, and print a progress line every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
     import select
 
     data = bytearray()
@@ -81,10 +81,10 @@ def passed_on(child: Any) -> list[Json]:
         part = os.read(child.stdout.fileno(), 1 << 16)
         data += part
         if len(data) > MAX_FINDINGS:
-            raise Problem("io_error", f"it found more than {MAX_FINDINGS} bytes of output")
+            raise Problem("io_error", f"the examination printed more than {MAX_FINDINGS} bytes")
         if not part:
             break
     try:
         return [json.loads(line.decode("ascii")) for line in bytes(data).splitlines()]
     except (ValueError, RecursionError):
-        raise Problem("io_error", "its answer is not JSON") from None
+        raise Problem("io_error", "the output of the examination is not JSON") from None

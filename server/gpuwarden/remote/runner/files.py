@@ -1,4 +1,4 @@
-"""Read and write small files safely with respect to links, crashes and full disks."""
+"""Read and write small files, safely with respect to links, crashes and full disks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 def read_small(path: str, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file. Follows no link, waits on no pipe."""
+    """Return at most `limit` bytes of a regular file. Links are not followed, and pipes do not block."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -28,7 +28,7 @@ def read_small(path: str, limit: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> int:
-    """Write as much as possible; return the number of bytes."""
+    """Write as much as possible; return the number of bytes written."""
     done = 0
     while done < len(data):
         try:
@@ -40,7 +40,7 @@ def write_all(fd: int, data: bytes) -> int:
 
 
 def write_atomic(path: str, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, never a part."""
+    """Replace a file atomically: a reader gets the old or the new content, never a part."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -60,5 +60,5 @@ def write_atomic(path: str, data: bytes) -> None:
 
 
 def stamp(info: os.stat_result) -> Json:
-    """Return a stamp that differs for a later content of the same name and size."""
+    """Return size and times of a file, which differ for later content of the same name and size."""
     return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}

@@ -1,8 +1,8 @@
-"""Look at all nodes of an allocation before the command runs on them: one bad node hangs the group, and all bill.
+"""Check all nodes of an allocation before the command runs: one bad node hangs the group while all nodes are billed.
 
-The engine starts `node_agent.py` of the run folder once on each node. What they answer and what is wrong goes into
-`nodes.json`. Only what was seen counts as wrong; an engine that could not start the look, or a look that was cut off
-before all had answered, lets the command run.
+The engine starts `node_agent.py` of the run folder once on each node. The answers and problems are written to
+`nodes.json`. Only observed problems count: if the engine could not start the check, or the check timed out before all
+nodes answered, the command still runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuwarden.remote.runner.protocol import Json
 
 NODES_LOOK_S = 90.0
 CLOCK_S = 2.0
-"""Clocks further apart order logs and checkpoints wrongly, and let short-lived tokens fail."""
+"""A larger clock difference misorders logs and checkpoints and makes short-lived tokens fail."""
 NOWHERE = ("loopback", "bridge")
 MAX_OUT = 16 << 20
 Problems = List[Dict[str, Any]]  # noqa: UP006
 
 
 def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[str, str]) -> Problems:
-    """Ask `count` nodes what they are and have, and return what is wrong; `start` is the engine's own command."""
+    """Query `count` nodes and return their problems. `start` is the engine's command to run a program on each node."""
     import subprocess
 
     command = [*start, sys.executable, "-I", "-S", folder + "/node_agent.py"]
@@ -46,18 +46,18 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
             continue
         if _of_a_node(answer):
             nodes.append(answer)
-    # A node that is slow to answer is not yet a silent one.
+    # After a timeout, a node without an answer may only be slow.
     found = problems(nodes, 0 if cut_off else count, env, asked_at, time.time())
     seen = {"asked": count, "problems": found, "nodes": nodes, "said": said.decode("utf-8", "replace")}
     try:
         write_atomic(folder + "/nodes.json", json.dumps(seen).encode())
-    except OSError:  # what was found counts all the same
+    except OSError:  # the problems count even if the file can't be written
         pass
     return found
 
 
 def _of_a_node(answer: object) -> bool:
-    """Return whether a row has the shape of `node_agent.py`'s answer; a login script may print anything."""
+    """Return whether a row has the format of `node_agent.py`; a login script may print other rows."""
     if not isinstance(answer, dict) or answer.get("ok") is not True:
         return False
     interfaces = answer.get("interfaces") or []
@@ -67,8 +67,9 @@ def _of_a_node(answer: object) -> bool:
 
 
 def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: float, until: float) -> Problems:
-    """Return what of these nodes can't work together, as codes with their sentences. Their clocks were read between the
-    two times of the first node.
+    """Return the reasons why these nodes can't work together, as codes with sentences.
+
+    The nodes read their clocks between `since` and `until`, in seconds of the first node's clock.
     """
     found: Problems = []
 

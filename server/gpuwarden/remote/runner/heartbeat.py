@@ -1,4 +1,4 @@
-"""Measure the machine: memory, disks, GPUs; calls that may hang run in a separate thread."""
+"""Measure memory, disks and GPUs of the machine. Calls that may hang run in a separate thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Make calls that may hang for a long time in a thread: a sick driver, a lost network disk."""
+    """Makes calls in a thread because they may hang: on a failing driver or a lost network disk."""
 
     def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return the last answer, or one that comes within `patience` seconds; calls again unless one is open."""
+        """Start a call unless one is running; return its answer within `patience` seconds, or the last one."""
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -33,7 +33,7 @@ class Asked:
 
 
 class DiskSpace(Asked):
-    """Disk and inodes where the declared outputs go: of the file system that has the least of each."""
+    """Free disk space and inodes of the declared outputs: the lowest values among their file systems."""
 
     def __init__(self, paths: list[str]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class DiskSpace(Asked):
         if systems:
             fs = min(systems, key=lambda r: r.f_bavail * r.f_frsize)
             found: Json = {"disk_free": fs.f_bavail * fs.f_frsize, "disk_total": fs.f_blocks * fs.f_frsize}
-            counted = [r for r in systems if r.f_files]  # some file systems count no inodes
+            counted = [r for r in systems if r.f_files]  # some file systems do not count inodes
             if counted:
                 fs = min(counted, key=lambda r: r.f_favail)
                 found.update(inodes_free=fs.f_favail, inodes_total=fs.f_files)
@@ -59,7 +59,7 @@ class DiskSpace(Asked):
 
 
 class Gpu(Asked):
-    """Asks nvidia-smi."""
+    """Queries nvidia-smi."""
 
     def __init__(self) -> None:
         import shutil
@@ -68,7 +68,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return the GPUs' numbers, nothing without `nvidia-smi`."""
+        """Return utilization and memory of the GPUs; empty without `nvidia-smi`."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:
@@ -85,7 +85,7 @@ class Gpu(Asked):
 
 
 class Vitals:
-    """Memory, disk, inodes and GPU; what can't be read is left out."""
+    """Measures memory, disk, inodes and GPU; unreadable values are left out."""
 
     def __init__(self, folder: str, spec: Json) -> None:
         mapping, outputs = PathMapping(spec), [str(p) for p in spec.get("outputs") or []][:16]
@@ -94,8 +94,8 @@ class Vitals:
         self.kills = OomKills()
 
     def take(self, last: bool) -> Json:
-        """Return the present numbers."""
+        """Return the current values."""
         used, limit = memory()
-        disk = self.disks.ask(1.0 if last else 0.05)  # a healthy disk answers at once
+        disk = self.disks.ask(1.0 if last else 0.05)  # a healthy disk answers immediately
         gpu = self.gpu.values if last else self.gpu.ask()
         return {"mem_used": used, "mem_limit": limit, "oom_kills": self.kills.look(), **disk, **gpu}

@@ -1,4 +1,4 @@
-"""List other losses of a teardown: other processes, undeclared files."""
+"""List further losses of a teardown: other processes and undeclared files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKLOADS = re.compile(
 
 
 def disclose(folder: str, request: Json) -> Json:
-    """Print processes that belong to no job of gpuwarden, and undeclared files."""
+    """Return the processes that belong to no gpuwarden job, and undeclared files."""
     status = read_status(folder) or {}
     root = request.get("root") or ""
     since = status.get("started_at") if isinstance(status.get("started_at"), (int, float)) else time.time() - 86400
@@ -37,7 +37,7 @@ def disclose(folder: str, request: Json) -> Json:
 
 
 def processes(marker: str | None) -> list[str]:
-    """Return the workloads here, bounded; with a marker only processes that carry it. Running jobs are left out."""
+    """Return at most `MAX_FRESH` workloads, except running jobs. With a marker, return only processes that have it."""
     chain, pid = {os.getpid()}, os.getppid()
     while pid > 1 and pid not in chain:
         chain.add(pid)
@@ -51,7 +51,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """Return a line about a process that must be disclosed; empty for one that need not."""
+    """Return a line about a process to disclose; empty if it need not be disclosed."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -66,11 +66,11 @@ def describe(pid: int, marker: str | None) -> str:
     if not marker and not WORKLOADS.fullmatch(os.path.basename(words[0])):
         return ""
     if any(ARCHIVE.fullmatch(os.path.basename(w)) and os.path.isfile(os.path.dirname(w) + "/lock") for w in words):
-        return ""  # the sealer, which ends by itself
+        return ""  # the sealer, which exits by itself
     if "parker" in words[:-1] and os.path.isfile(words[words.index("parker") + 1] + "/park.lock"):
-        return ""  # it waits to stop this machine
+        return ""  # the self-stop process
     if is_keeper(words):
-        return ""  # so does the upload to the artifact store, which the gate looks at, and so does the relay
+        return ""  # the upload to the artifact store, which the gate checks, or the relay
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
@@ -80,7 +80,7 @@ def describe(pid: int, marker: str | None) -> str:
 
 
 def is_keeper(words: list[str]) -> bool:
-    """Return whether a command line is that of the upload to an artifact store, or of the relay of reports."""
+    """Return whether a command line belongs to the upload to an artifact store or to the relay of reports."""
     at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith("runner")), len(words))
     return (
         words[at + 1 : at + 2] in (["keep"], ["relay"])
@@ -90,7 +90,7 @@ def is_keeper(words: list[str]) -> bool:
 
 
 def runs_for(words: list[str], environ: dict[str, str]) -> str:
-    """Return the run folder of a process: a supervisor's by its command line, a job's by its environment."""
+    """Return the run folder of a process: from a supervisor's command line, or a job's environment."""
     for at, word in enumerate(words):
         if (
             word.startswith("/")
@@ -104,8 +104,8 @@ def runs_for(words: list[str], environ: dict[str, str]) -> str:
 def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
     """Return undeclared regular files written since the job began, and whether the list is complete.
 
-    Looked at are the job's working folder, and `root` outside of run folders; bounded in number, entries and time.
-    Where there are too many the largest are kept, so that thousands of samples hide no checkpoint.
+    The search covers the job's working folder, and `root` except run folders; it is limited in entries and time. The
+    list has at most `MAX_FRESH` files, the largest, so that thousands of samples do not hide a checkpoint.
     """
     mapping = PathMapping({"root": root})
     declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
@@ -128,7 +128,7 @@ def fresh_files(folder: str, status: Json, root: str, since: float, exclude: lis
 
 
 def largest(found: list[Json]) -> list[Json]:
-    """Return at most `MAX_FRESH` files, the largest of them, in the order in which they were found."""
+    """Return the `MAX_FRESH` largest files, in their original order."""
     if len(found) <= MAX_FRESH:
         return found
     kept = sorted(range(len(found)), key=lambda at: (-int(found[at]["size"]), at))[:MAX_FRESH]
@@ -136,12 +136,12 @@ def largest(found: list[Json]) -> list[Json]:
 
 
 def is_run_folder(path: str, own: str) -> bool:
-    """Return whether a folder is a job's run folder, ours or another's."""
+    """Return whether a folder is the run folder of this or another job."""
     return path == own or (os.path.isfile(path + "/status.json") and os.path.exists(path + "/lock"))
 
 
 def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
-    """Return the file as a row, if it is regular and was written since."""
+    """Return a list with the row of a file; empty unless it is regular and was written since."""
     try:
         info = os.lstat(real)
     except OSError:

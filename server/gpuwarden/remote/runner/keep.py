@@ -1,4 +1,4 @@
-"""The upload to an artifact store: start its process, and read what that process reports."""
+"""The upload to an artifact store: start its process, and read its report."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
-KEEP_KEYS = "GPUWARDEN_STORE_"  # what the names of a store's credentials begin with among the secrets
-MOST_REQUEST = 60_000  # it waits in a pipe until the right Python reads it
-KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and for people
+KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
+MOST_REQUEST = 60_000  # it must fit into a pipe until the right Python reads it
+KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
 
 
 def take_keys(secrets: dict[str, str]) -> dict[str, str]:
-    """Take a store's credentials out of the secrets: the job itself does not get them."""
+    """Remove a store's credentials from the secrets and return them; the job does not get them."""
     return {name[len(KEEP_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(KEEP_KEYS)}
 
 
 def secret_keys(keys: dict[str, str]) -> list[str]:
-    """Return the values that must not be written anywhere. A region or an endpoint is none of them."""
+    """Return the values that must never be written. Regions and endpoints are not secret."""
     return [value for name, value in keys.items() if "KEY" in name or "TOKEN" in name]
 
 
 def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
-    """Start the upload beside the job at low priority. Return None where there is none to start or that fails.
+    """Start the upload beside the job at low priority. Return None if no upload is configured or the start fails.
 
-    `job` has the token and the attempt, `key` signs the store's lists. Key and credentials are sent on stdin and
-    nowhere else. The process learns by the end of stdin that nobody saves any more; it then uploads the rest and ends.
+    `job` has the token and the attempt; `key` signs the store's manifests. Key and credentials are sent only on stdin.
+    When stdin closes, no more files will be saved: the process uploads the rest and exits.
     """
     import shutil
     import subprocess
@@ -47,7 +47,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
     order.update(token=token, keys=keys, prefix="/".join(part for part in (where["path"], token) if part) + "/")
     request = json.dumps(order).encode("ascii") + b"\n"
     if len(request) > MOST_REQUEST:
-        text = "nothing is uploaded to the artifact store: the declared outputs have names that are too long together"
+        text = "nothing is uploaded to the artifact store: the names of the declared outputs are too long in total"
         write_atomic(folder + "/" + KEEP_REPORT, json.dumps({"state": "failed", "error": text}).encode("ascii"))
         return None
     try:
@@ -64,7 +64,7 @@ def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: 
 
 
 def keep_report(folder: str) -> Json:
-    """Return the state of the upload; empty where nothing is reported."""
+    """Return the state of the upload; empty if there is no report."""
     try:
         report = json.loads(read_small(folder + "/" + KEEP_REPORT, 65536))
         return report if isinstance(report, dict) else {}
@@ -73,5 +73,5 @@ def keep_report(folder: str) -> Json:
 
 
 def keep_trouble(folder: str) -> str:
-    """Return why the upload does not go on at present; empty where it does, or nothing is reported."""
+    """Return the current error of the upload; empty if there is none."""
     return str(keep_report(folder).get("error") or "")[:300]

@@ -1,4 +1,4 @@
-"""Artifact stores, each through its own well-kept client: boto3 for S3, huggingface_hub for what is on the Hub."""
+"""Artifact stores, each through its official client: boto3 for S3, huggingface_hub for the Hub."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SMALL = 10 << 20
 
 
 class Changed(Exception):
-    """The file is not what was sealed any more. Its new content is uploaded after it is sealed in turn."""
+    """The file no longer matches its seal. Its new content is uploaded after the next seal."""
 
 
 class S3Store:
-    """A bucket. An upload in parts goes on where an earlier process left it: parts that are there are not sent again.
+    """An S3 bucket. A multipart upload resumes after a restart: parts that the store has are not sent again.
 
-    It needs the rights PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one it sends all
-    parts again. `uploads` are those under way, by key.
+    It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one all
+    parts are sent again. `uploads` maps keys to the ids of uploads under way.
     """
 
     def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class S3Store:
         )  # fmt: skip
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Upload one file. Raises Changed where its bytes are not those of its row; then no object of it is there."""
+        """Upload one file. Raises Changed if its content does not match its row; then no object is created."""
         import hashlib
 
         size, step = row["size"], part_size(row["size"])
@@ -61,7 +61,7 @@ class S3Store:
             data = whole(fd, at, min(step, size - at))
             sha.update(data)
             digest = checksum(data)
-            tag = hashlib.md5(data).hexdigest()  # noqa: S324 - an ETag is one
+            tag = hashlib.md5(data).hexdigest()  # noqa: S324 - an ETag is an MD5
             if there.get(number) != tag:
                 answer = self.client.upload_part(
                     Bucket=self.bucket, Key=key, UploadId=upload, PartNumber=number, Body=data, ChecksumSHA256=digest
@@ -79,7 +79,7 @@ class S3Store:
         self.forget(key)
 
     def there(self, key: str) -> dict[int, str]:
-        """Return the parts of an upload under way that the store has: number -> ETag. Begin one where there is none."""
+        """Return the parts that the store has of an upload, number -> ETag. Begin the upload if none is under way."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped,unused-ignore]
 
         if key in self.uploads:
@@ -90,33 +90,33 @@ class S3Store:
             except ClientError as error:
                 if error.response["Error"]["Code"] == "AccessDenied":
                     return {}
-                self.uploads.pop(key)  # the store ended it
+                self.uploads.pop(key)  # the store aborted it
         made = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
         self.uploads[key] = str(made["UploadId"])
         self.remember()
         return {}
 
     def forget(self, key: str) -> None:
-        """Remove an upload that was completed or given up."""
+        """Remove an upload that was completed or aborted."""
         self.uploads.pop(key)
         self.remember()
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        """Upload a small object, which the server compares with its digest."""
+        """Upload a small object; the store verifies its digest."""
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, ChecksumSHA256=checksum(data))
 
     def commit(self, key: str, manifest: bytes) -> None:
-        """Write the manifest, last of all."""
+        """Write the manifest, after all its files."""
         self.put_bytes(key, manifest)
 
 
 class HubStore:
-    """A repo on the Hub. Files are collected, and one commit adds them together with the manifest.
+    """A repo on the Hub. One commit adds all collected files together with the manifest.
 
-    Large files are stored by their digest before the commit, so those that an earlier process sent are not sent again.
+    Large files are stored by digest before the commit, so files sent by an earlier process are not sent again.
     """
 
-    late = True  # nothing is there before the commit
+    late = True  # files become visible with the commit
 
     def __init__(self, keep: Json, keys: dict[str, str]) -> None:
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -127,10 +127,10 @@ class HubStore:
         self.added: list[Any] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Collect one file, and send it where the Hub stores it outside of git. Raises Changed as above."""
+        """Collect one file, and send its content if the Hub stores it outside git. Raises Changed as in `S3Store`."""
         from huggingface_hub import CommitOperationAdd
 
-        # Above this size the Hub never stores a file in git, so the content is not needed for the commit.
+        # The Hub never stores larger files in git, so the commit does not need their content.
         small = row["size"] <= SMALL
         file: Any = PacedFile(fd, row["size"])
         operation = CommitOperationAdd(path_in_repo=key, path_or_fileobj=whole(fd, 0, row["size"]) if small else file)
@@ -141,7 +141,7 @@ class HubStore:
         self.added.append(operation)
 
     def commit(self, key: str, manifest: bytes) -> None:
-        """Commit what was collected, with the manifest."""
+        """Commit the collected files with the manifest."""
         from huggingface_hub import CommitOperationAdd
 
         added, self.added = self.added, []
@@ -152,9 +152,9 @@ class HubStore:
 
 
 class HubBucket:
-    """A bucket on the Hub. Its client uploads a path or bytes, and has no rate limit: the pause follows each file.
+    """A bucket on the Hub. Its client uploads a path or bytes without a rate limit, so a pause follows each file.
 
-    Content that the Hub has is not sent again. Small files are collected and go many at a time.
+    Content that the Hub already has is not sent again. Small files are collected and sent in batches.
     """
 
     late = True
@@ -166,11 +166,11 @@ class HubBucket:
         self.bucket = keep["root"]
         self.api: Any = HfApi(endpoint=keys.get("HF_ENDPOINT"), token=keys.get("HF_TOKEN"))
         if not hasattr(self.api, "batch_bucket_files"):
-            raise Problem("not_supported", "the huggingface_hub on the machine knows no buckets; install a newer one")
+            raise Problem("not_supported", "huggingface_hub on the machine has no bucket support; install a newer one")
         self.small: list[tuple[bytes, str]] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Upload one file. Raises Changed where its bytes or times are not those of its row."""
+        """Upload one file. Raises Changed if its content or times do not match its row."""
         import hashlib
 
         size = row["size"]
@@ -181,7 +181,7 @@ class HubBucket:
             self.small.append((data, key))
             if sum(len(content) for content, _ in self.small) > SMALL:
                 self.flush()
-        else:  # by its descriptor, since another file may be at its path by now
+        else:  # by its descriptor, because the path may name another file by now
             self.api.batch_bucket_files(self.bucket, add=[(f"/dev/fd/{fd}", key)])
             after = stamp(os.fstat(fd))
             if any(after[name] != row[name] for name in after):
@@ -189,30 +189,30 @@ class HubBucket:
         pace(size)
 
     def flush(self) -> None:
-        """Upload what was collected."""
+        """Upload the collected files."""
         small, self.small = self.small, []
         if small:
             self.api.batch_bucket_files(self.bucket, add=small)
 
     def commit(self, key: str, manifest: bytes) -> None:
-        """Write the manifest, last of all."""
+        """Write the manifest, after all its files."""
         self.flush()
         self.api.batch_bucket_files(self.bucket, add=[(manifest, key)])
 
 
 class PacedFile(io.BufferedIOBase):
-    """A file for reading by its descriptor, which waits where it is read faster than allowed."""
+    """A readable file over a descriptor that limits the rate of reading."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size, self.at = fd, size, 0
         self.pace: Throttle = lambda count: None
 
     def readable(self) -> bool:
-        """Return true."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return true."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -225,7 +225,7 @@ class PacedFile(io.BufferedIOBase):
         return self.at
 
     def read(self, count: int | None = -1) -> bytes:
-        """Return the next bytes, within the size that the file had."""
+        """Return the next bytes, up to the size at the start of the upload."""
         left = max(0, self.size - self.at)
         data = os.pread(self.fd, left if count is None or count < 0 else min(count, left), self.at)
         self.at += len(data)
@@ -234,7 +234,7 @@ class PacedFile(io.BufferedIOBase):
 
 
 def checksum(data: bytes) -> str:
-    """Return a SHA-256 as S3 takes it."""
+    """Return the SHA-256 of data in the format of S3 (base64)."""
     import base64
     import hashlib
 
@@ -242,7 +242,7 @@ def checksum(data: bytes) -> str:
 
 
 def whole(fd: int, at: int, count: int) -> bytes:
-    """Return exactly so many bytes of a file. Raises Changed where it is shorter now."""
+    """Return exactly `count` bytes of a file from offset `at`. Raises Changed if the file is shorter."""
     parts = []
     while count:
         data = os.pread(fd, count, at)
@@ -254,7 +254,7 @@ def whole(fd: int, at: int, count: int) -> bytes:
 
 
 def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
-    """Return the store of an order. `remember` writes down the `uploads` under way."""
+    """Return the store of an order. `remember` saves the `uploads` under way."""
     if keep.get("scheme") not in CLIENTS:
         raise Problem("bad_request", "the artifact store has an unknown scheme")
     if keep["scheme"] == "s3":

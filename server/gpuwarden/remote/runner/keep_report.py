@@ -1,8 +1,7 @@
-"""The end of a run as an artifact store reports it: whoever reads it when the machine is off learns what was there
-last.
+"""The end of a run in the manifest of an artifact store, which shows the last state of a machine that is off.
 
-Each list of a store is signed with a key of this job that is on no disk of the machine. It is not the key of the
-seals: the upload may run in a Python of the job's own.
+Each manifest is signed with a key of this job that is never written to the machine's disks. It differs from the key of
+the seals, because the upload may run in a Python that the job installed.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import os
 
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.inventory import disclose
-from gpuwarden.remote.runner.manifest import Roster
+from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # the parker's question before it stops the machine, answered by the same
-GOES_ON = "-"  # what such a question begins with where the machine goes on
+LOOK = "/keep.look"  # the self-stop process's request for a last manifest, echoed in the answer
+GOES_ON = "-"  # prefix of a request when the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
     "state", "attempt", "reason", "why", "exit_code", "signal", "step", "total_steps", "started_at", "ended_at",
@@ -26,7 +25,7 @@ REPORTED = (
 
 
 def keep_key(seal_key: str) -> str:
-    """Return the key of a job's lists, derived from that of its seals; empty without one."""
+    """Return the key of a job's manifests, derived from its seal key; empty if there is none."""
     import hashlib
     import hmac
 
@@ -34,7 +33,7 @@ def keep_key(seal_key: str) -> str:
 
 
 def keep_mac(body: Json, key: str) -> str:
-    """Return the MAC of a list, over all of it but its MAC."""
+    """Return the MAC of a manifest, over all fields except `mac`."""
     import hashlib
     import hmac
 
@@ -43,37 +42,37 @@ def keep_mac(body: Json, key: str) -> str:
 
 
 def sign_kept(body: Json, key: str) -> Json:
-    """Return a list with its MAC, as it is without a key."""
+    """Return a manifest with its MAC, or unchanged if there is no key."""
     return {**body, "mac": keep_mac(body, key)} if key else body
 
 
 def asked_look(folder: str) -> str:
-    """Return the parker's last question; empty without one."""
+    """Return the last request of the self-stop process; empty if there is none."""
     try:
         return read_small(folder + LOOK, MOST_LOOK).decode("ascii")
     except (OSError, UnicodeError):
         return ""
 
 
-def end_of_run(folder: str, order: Json, roster: Roster, look: str) -> Json:
-    """Return how the job ended and what else is on the machine, beside the listed files.
+def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
+    """Return the job's final status and the machine's other processes and files, beside the listed files.
 
-    `look` is what the parker asked with, where the machine is about to stop itself.
+    `look` is the request of the self-stop process if the machine is about to stop itself.
     """
     status = read_status(folder) or {}
     other = disclose(folder, {**order, "exclude": []})
     return {
         "outputs": list(order.get("outputs") or []),
         "status": {name: status[name] for name in REPORTED if name in status},
-        "missing": roster.missing,
-        "skipped": roster.skipped,
-        "more_skipped": roster.more_skipped,
+        "missing": listing.missing,
+        "skipped": listing.skipped,
+        "more_skipped": listing.more_skipped,
         "disclosed": {name: other[name] for name in ("processes", "files", "complete")},
         "look": look,
     }
 
 
 def last_of(folder: str, attempt: object) -> bool:
-    """Return whether a run folder is there, and still that of an attempt which has ended."""
+    """Return whether a run folder exists and its current attempt is the given one and has ended."""
     status = read_status(folder) if os.path.isdir(folder) else None
     return status is not None and status["state"] != "running" and attempt in (None, status.get("attempt"))

@@ -1,7 +1,7 @@
-"""The process that uploads a job's outputs to its artifact store, beside the job and until they are all there.
+"""The process that uploads a job's outputs to its artifact store while the job runs, until all are uploaded.
 
-While the job runs, only what the sealer found whole is uploaded, a checkpoint at a time; the manifest is written after
-the files that it lists. When nobody saves any more, the rest follows. Nothing is ever deleted in the store.
+While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
+lists. After the job's end the other files follow. The process never deletes anything in the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
 from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_kept
-from gpuwarden.remote.runner.manifest import Roster
+from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
 from gpuwarden.remote.runner.protocol import Json
@@ -26,7 +26,7 @@ from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.start import take_lock
 from gpuwarden.remote.runner.status import read_status
 
-KEEP_BYTES_S = 50 << 20  # while the job runs; afterwards the machine has nothing better to do
+KEEP_BYTES_S = 50 << 20  # while the job runs; afterwards the rate is not limited
 KEEP_EVERY_S = 10.0
 LONGEST_PAUSE_S = 300.0
 GIVE_UP_S = 86400.0  # after the job's end
@@ -38,7 +38,7 @@ KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "p
 
 
 def keep(folder: str, scheme: str, how: str) -> None:
-    """Become a Python that has the store's client; then, where `how` is `ready`, upload."""
+    """Replace this process with a Python that has the store's client, or upload if `how` is `ready`."""
     folder = os.path.realpath(folder)
     if how != "ready":
         become_client(folder, scheme, how == "boxed")
@@ -61,23 +61,23 @@ def read_order() -> bytes:
 
 
 def report_keep(folder: str, state: str, error: str = "", look: str = "") -> None:
-    """Leave the upload's state in the run folder. Ends the process where that folder is gone."""
+    """Write the upload's state to the run folder. Exits if the folder is missing."""
     try:
         text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid(), "look": look})
         write_atomic(folder + "/" + KEEP_REPORT, text.encode("ascii"))
     except FileNotFoundError:
         sys.exit(3)
     except OSError:
-        pass  # a full disk stops no upload
+        pass  # a full disk must not stop the upload
 
 
 # -- the client
 
 
 def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
-    """Replace this process by one of a Python that has the store's client, which the job may install meanwhile.
+    """Replace this process with a Python that has the store's client. Retries, because the job may install it.
 
-    The order stays unread on stdin, for the process that this one becomes.
+    The order stays unread on stdin for the new process.
     """
     module = CLIENTS[scheme]
     while True:
@@ -88,7 +88,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
         report_keep(
             folder, "no_client",
             f"nothing is uploaded to the artifact store: no Python on the machine can import {module}. Install it for "
-            f"python3 there, or among the packages of the job's own environment, or put uv on the PATH",
+            f"python3 there or in the job's environment, or put uv on the PATH",
         )  # fmt: skip
         if over:
             sys.exit(4)
@@ -96,7 +96,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
 
 
 def input_closed(seconds: float) -> bool:
-    """Wait until the other end of stdin is closed, at most so long. Reads nothing."""
+    """Wait up to `seconds` until the other end closes stdin; return whether it has. Reads nothing."""
     import select
 
     poller = select.poll()
@@ -105,9 +105,9 @@ def input_closed(seconds: float) -> bool:
 
 
 def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
-    """Return how to start each Python that may have the client: the job's own first, one that uv makes last.
+    """Return the commands of the Pythons that may have the client: the job's first, one created by uv last.
 
-    What a sandboxed job wrote is not run outside of its sandbox.
+    A Python that a sandboxed job may have written is not run outside the sandbox.
     """
     import shutil
 
@@ -136,7 +136,7 @@ def has_module(python: list[str], module: str) -> bool:
 
 
 class Keeper:
-    """Uploads what is due. `rows` are the files that are in the store, by path, as the next manifest lists them."""
+    """Uploads files. `rows` are the uploaded files by path, as the next manifest lists them."""
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
@@ -149,7 +149,7 @@ class Keeper:
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
-        self.claims = False  # the store may have a list with the end of the run
+        self.claims = False  # the store's manifest may have the end of the run
         self.free_at = 0.0
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
@@ -161,12 +161,12 @@ class Keeper:
                 self.rows = {row["path"]: row for row in record["files"]}
                 self.uploads = dict(record["uploads"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            self.rows, self.uploads = {}, {}  # everything is uploaded again
+            self.rows, self.uploads = {}, {}  # all files are uploaded again
 
     def run(self) -> None:
-        """Upload until nobody saves any more and everything is there, with longer and longer pauses after failures."""
+        """Upload until the job has ended and all files are uploaded. Pauses grow after failures."""
         lock = take_lock(self.folder, "keep.lock")
-        while lock < 0:  # an earlier attempt's upload is ending
+        while lock < 0:  # the upload of an earlier attempt is still ending
             time.sleep(1.0)
             lock = take_lock(self.folder, "keep.lock")
         pause, over, began, done = self.every, input_closed(0.0), time.monotonic(), False
@@ -178,7 +178,7 @@ class Keeper:
                 if over and (done or not self.final):
                     break
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
-            except Exception as error:  # of three libraries: whatever it is, the next turn tries again
+            except Exception as error:  # from three libraries; the next turn tries again
                 self.store = None
                 text = client_error(error, self.redactor)
                 report_keep(self.folder, "failed", f"the upload to the artifact store failed: {text}")
@@ -192,7 +192,7 @@ class Keeper:
             self.await_park(began)
 
     def await_park(self, began: float) -> None:
-        """Look again when the machine is about to stop itself, so that the store's list is the last word about it."""
+        """Update the store's manifest when the machine is about to stop itself, so that it has the last state."""
         again = False
         while last_of(self.folder, self.order.get("attempt")) and (again or time.monotonic() - began < GIVE_UP_S):
             asked = asked_look(self.folder)
@@ -203,21 +203,21 @@ class Keeper:
                     try:
                         state, text = "done" if self.turn() else "waiting", ""
                         break
-                    except Exception as error:  # the machine stops all the same, and the store has no last word
+                    except Exception as error:  # the machine stops anyway, without a last manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
-                # the machine goes on, and the store says that nothing was written to it since
+                # the machine keeps running, but the store's manifest describes its end
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
     def job_ended(self) -> bool:
-        """Return whether the job has ended; its supervisor may have died before it."""
+        """Return whether the job has ended. Its supervisor may have died first."""
         status = read_status(self.folder)
         return status is not None and status["state"] != "running"
 
     def turn(self) -> bool:
-        """Upload everything that is due now. Return whether everything that is declared is in the store."""
-        roster, listed = self.listed()
+        """Upload all files that are due. Return whether all declared files are in the store."""
+        listing, listed = self.listed()
         complete, groups = True, self.sealed(listed)
         if self.final:
             groups.append(listed)
@@ -230,47 +230,47 @@ class Keeper:
                 before = dict(self.rows)
                 self.rows.update({row["path"]: row for row in sent})
                 last = self.final and number == len(groups)
-                end = end_of_run(self.folder, self.order, roster, self.look) if last and complete else None
-                if end is not None and not self.is_all(roster, listed):
+                end = end_of_run(self.folder, self.order, listing, self.look) if last and complete else None
+                if end is not None and not self.is_all(listing, listed):
                     end, complete = None, False
                 if sent or (last and not self.listed_all) or (last and self.says_more(end)):
                     try:
                         self.write_manifest(listed, end)
                     except Exception:
                         if getattr(self.store, "late", False):
-                            self.rows = before  # what was collected is lost with the commit, and is sent again
+                            self.rows = before  # the collected files are lost with the commit and are sent again
                         raise
                     self.listed_all = last
             else:
-                self.store = None  # what was sent of a checkpoint that is not whole any more is not listed
+                self.store = None  # the checkpoint changed, so its uploaded files are not listed
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether the store's list lacks what is known of the end, or has one that is not true any more.
+        """Return whether the end of the run in the store's manifest is missing or outdated.
 
-        Strangers' processes come and go.
+        Disclosed processes are not compared, because unrelated processes come and go.
         """
         if end is None:
             return self.claims
         before = self.end or {}
         return any(end[name] != before.get(name) for name in end if name != "disclosed")
 
-    def is_all(self, roster: Roster, listed: list[Json]) -> bool:
-        """Return whether the machine still has what was listed, all of it in the store: an upload may take hours."""
+    def is_all(self, listing: Listing, listed: list[Json]) -> bool:
+        """Return whether the files are still as listed and all in the store. An upload may take hours."""
         now, there = self.listed()
-        same = (now.missing, now.skipped, len(there)) == (roster.missing, roster.skipped, len(listed))
+        same = (now.missing, now.skipped, len(there)) == (listing.missing, listing.skipped, len(listed))
         return same and all(self.has(row) for row in there)
 
-    def listed(self) -> tuple[Roster, list[Json]]:
-        """Return the declared files. What the roster skips is never uploaded; it names that."""
+    def listed(self) -> tuple[Listing, list[Json]]:
+        """Return the declared files. Files that the listing skips are not uploaded."""
         found: list[Json] = []
-        roster = Roster(self.folder, self.mapping, found.append, False)
+        listing = Listing(self.folder, self.mapping, found.append, False)
         for path in self.order.get("outputs") or []:
-            roster.add(path)
-        return roster, found
+            listing.add(path)
+        return listing, found
 
     def sealed(self, listed: list[Json]) -> list[list[Json]]:
-        """Return the checkpoints that were sealed and that are there as a whole, the oldest first."""
+        """Return the sealed checkpoints whose files are all present and unchanged, oldest first."""
         sizes: dict[float, int] = {}
         for seal in seals(self.folder).values():
             sizes[seal["sealed_at"]] = sizes.get(seal["sealed_at"], 0) + 1
@@ -281,24 +281,24 @@ class Keeper:
         return [groups[at] for at in sorted(groups) if len(groups[at]) == sizes[at]]
 
     def has(self, row: Json) -> bool:
-        """Return whether exactly this file is in the store by this process's own record."""
+        """Return whether this version of the file was uploaded, according to `rows`."""
         known = self.rows.get(row["path"])
         return known is not None and stamped(row, known)
 
     def sent(self, row: Json) -> Json | None:
-        """Upload one file. Return its row of the manifest, None where it changed meanwhile."""
-        roster = Roster(self.folder, self.mapping, lambda row: None, True, parts=True)
+        """Upload one file. Return its row of the manifest, or None if it changed."""
+        listing = Listing(self.folder, self.mapping, lambda row: None, True, parts=True)
         place, bound = self.mapping.locate(self.folder, row["path"])
         real = os.path.realpath(place)
         if not inside(real, os.path.realpath(bound)):
-            return None  # a folder of the path was replaced by a link since it was listed
+            return None  # a folder of the path became a link after it was listed
         try:
-            known = {**row, **(row.get("seal") or roster.hash(real))}
-            fd = roster.opener.open(real)
+            known = {**row, **(row.get("seal") or listing.hash(real))}
+            fd = listing.opener.open(real)
         except OSError:
             return None
         finally:
-            roster.opener.close()
+            listing.opener.close()
 
         def taken(count: int) -> None:
             self.acknowledge(known, count)
@@ -317,10 +317,10 @@ class Keeper:
             os.close(fd)
 
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
-        """Commit the list of everything that is in the store, then remember it here.
+        """Write the manifest of all uploaded files to the store, then record it in the run folder.
 
-        `end` is there once the job has ended and everything that it left is in the store. A file that was removed on
-        the machine stays in the store and is marked as `gone`.
+        `end` is given once the job has ended and all its files are in the store. A file that was removed on the
+        machine stays in the store and is marked `gone`.
         """
         there = {row["path"] for row in listed}
         files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
@@ -328,18 +328,18 @@ class Keeper:
         if end is not None:
             body["end"] = end
         text = json.dumps(sign_kept(body, self.key), sort_keys=True)
-        self.claims = self.claims or end is not None  # a commit whose answer is lost may be in the store
+        self.claims = self.claims or end is not None  # a commit without an answer may have succeeded
         self.store.commit(self.order["prefix"] + KEPT_LIST, text.encode("ascii"))
         self.end, self.claims = end, end is not None
         self.remember()
 
     def remember(self) -> None:
-        """Write down what is in the store and which uploads are under way, for a process that goes on."""
+        """Record uploaded files and uploads under way, for a later process."""
         record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
         write_atomic(self.folder + "/" + SENT, json.dumps(sign_kept(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
-        """Touch the lock where the store has more of a file than ever. What is sent again keeps no machine on."""
+        """Touch the lock when new bytes of a file are uploaded. Repeated bytes do not delay a self-stop."""
         file = row["path"], row["sha256"]
         before = self.acknowledged.get(file, 0)
         self.acknowledged[file] = before + count
@@ -347,10 +347,10 @@ class Keeper:
             if before < row["size"]:
                 os.utime(self.folder + "/keep.lock")
         except OSError:
-            pass  # a machine that is stopped too early keeps its files
+            pass  # a machine that stops too early keeps its files
 
     def pace(self, count: int) -> None:
-        """Wait as long as the sent bytes take at the allowed rate, while the job runs."""
+        """Limit the upload rate to `rate` while the job runs."""
         if self.final:
             return
         now = time.monotonic()
@@ -365,9 +365,9 @@ def stamped(row: Json, other: Json) -> bool:
 
 
 def client_error(error: BaseException, redactor: Redactor) -> str:
-    """Return an error of a client with the code that the store gave, redacted and then cut.
+    """Return a client's error with the code of the store, redacted and then cut.
 
-    The text of a ValueError is left out: HTTP clients quote a header that they refuse.
+    The text of a ValueError is omitted, because HTTP clients quote invalid headers in it.
     """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")

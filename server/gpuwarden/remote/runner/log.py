@@ -14,7 +14,7 @@ SEGMENT = re.compile(r"out\.(\d{15})\.log")
 
 
 def segments(folder: str) -> list[tuple[int, str]]:
-    """Return the parts of the log that are still there: (absolute offset, path), oldest first."""
+    """Return the remaining segments of the log as (absolute offset, path), oldest first."""
     try:
         found = (SEGMENT.fullmatch(name) for name in os.listdir(folder))
     except OSError:
@@ -23,7 +23,7 @@ def segments(folder: str) -> list[tuple[int, str]]:
 
 
 def log_size(folder: str) -> int:
-    """Return the absolute end of the log."""
+    """Return the absolute end of the log in bytes."""
     for base, path in reversed(segments(folder)):
         try:
             return base + os.lstat(path).st_size
@@ -33,9 +33,9 @@ def log_size(folder: str) -> int:
 
 
 class Log:
-    """Appends to the log and rotates it; what can't be written is dropped and counted, for the job must not wait.
+    """Appends to the log and rotates it. Bytes that can't be written are dropped and counted; the job must not wait.
 
-    `echo` is a descriptor that gets everything, too; -1 for none.
+    `echo` is a second descriptor that gets all output; -1 for none.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -45,7 +45,7 @@ class Log:
         self._open(known[-1][0] if known else 0)
 
     def write(self, data: bytes) -> None:
-        """Append, starting a new segment where the present one is full."""
+        """Append data; start a new segment if the current one is full."""
         if self.echo >= 0:
             write_all(self.echo, data)
         while data:
@@ -71,7 +71,7 @@ class Log:
         except OSError:
             if self.fd < 0:
                 self.base, self.size = base, 0
-            return  # keep writing to the old one
+            return  # keep writing to the old segment
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.base, self.size = fd, base, os.fstat(fd).st_size
@@ -93,7 +93,7 @@ def logs(folder: str, request: Json) -> Json:
 
 
 def read_log(folder: str, cursor: int, limit: int) -> Json:
-    """Return a piece of the log from an absolute cursor. `truncated` says that bytes before it are gone for good."""
+    """Return a piece of the log from an absolute cursor. `truncated`: the bytes at the cursor no longer exist."""
     limit = max(4, min(limit, 1 << 20))
     known = segments(folder)
     size = log_size(folder)
@@ -104,7 +104,7 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
         start = first
     data = b""
     for base, path in known:
-        if start + len(data) < base:  # somebody cut the part before
+        if start + len(data) < base:  # another process truncated the previous segment
             if data:
                 break
             start, truncated = base, True
@@ -125,7 +125,7 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
 
 
 def read_at(path: str, offset: int, limit: int) -> bytes:
-    """Return bytes of one segment, nothing if it was rotated away meanwhile."""
+    """Return bytes of one segment; empty if it has been rotated away."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -137,7 +137,7 @@ def read_at(path: str, offset: int, limit: int) -> bytes:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Leave a cut UTF-8 character at the end for the next read, unless it is all there is."""
+    """Return data without an incomplete UTF-8 character at its end, unless nothing else is left."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -1,7 +1,7 @@
-"""Read step, loss and learning rate from one line of a trainer's output, whatever wrote it.
+"""Read step, loss and learning rate from one line of any trainer's output.
 
-No trainer is parsed by its name. A line is taken apart into pairs of a word and a number, and into positions such as
-`10/500`; the words then decide. Every expression is bounded, so a line costs no more than its length.
+The parser is not specific to a trainer. It splits a line into pairs of a word and a number and into positions such as
+`10/500`, and interprets them by their words. All expressions are bounded, so the cost is linear in the line's length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NUMBER = (
 
 
 class Lazy:
-    """A regular expression that is compiled when it is first used: most calls of the runner use none of these."""
+    """A regular expression that is compiled on first use, because most calls of the runner use none."""
 
     def __init__(self, pattern: Any, flags: int = 0) -> None:
         self.given = (pattern, flags)
@@ -89,7 +89,7 @@ MAIN = frozenset({
 
 
 class Reading(NamedTuple):
-    """Numbers read from one line. `at` is a position within an epoch, or within the whole run without one."""
+    """Numbers read from one line. `at` is a position and its end, within an epoch or the whole run."""
 
     step: int | None = None
     total: int | None = None
@@ -103,7 +103,7 @@ class Reading(NamedTuple):
     bar: bool = False
     trains: bool = True
     whole: bool = False
-    """True for a bar that counts the steps of the run, not those of an epoch."""
+    """True for a bar that counts the steps of the whole run, not of an epoch."""
 
 
 class Pair(NamedTuple):
@@ -117,17 +117,17 @@ class Pair(NamedTuple):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the words of the name, and those of the one before it."""
+        """Return the words of the name, and of the word before it."""
         return frozenset((*re.split(r"[_/.-]", self.name), *self.before.split("_"), self.before))
 
     @property
     def last(self) -> str:
-        """Return the name without what is before a slash, such as `actor/`."""
+        """Return the name without a prefix such as `actor/`."""
         return self.name.rpartition("/")[2]
 
 
 def read_line(text: str) -> Reading | None:
-    """Return what a line says of a training's progress; None for a line that says nothing of it."""
+    """Return the training progress in a line; None if it has none."""
     text = ESCAPES.sub("", text[:MAX_LINE])
     if CONFIG.search(text) or (not any(c.isdigit() for c in text) and "nan" not in text.lower()):
         return None
@@ -175,7 +175,7 @@ def pair_of(text: str, found: re.Match[str]) -> Pair:
 
 
 def position_of(text: str) -> tuple[tuple[int, int] | None, bool, str]:
-    """Return a position and its end, whether it is of a progress bar, and the bar's label."""
+    """Return a position with its end, whether it belongs to a progress bar, and the bar's label."""
     found = BAR.search(text) or RICH_BAR.search(text)
     if found is not None:
         return (int(found.group(1)), int(found.group(2))), True, text[: found.start()]
@@ -190,7 +190,7 @@ def position_of(text: str) -> tuple[tuple[int, int] | None, bool, str]:
 
 
 def step_of(pairs: list[Pair]) -> Pair | None:
-    """Return the pair that counts steps: an optimizer's step rather than a batch."""
+    """Return the pair that counts steps; optimizer steps take precedence over batches."""
     fits = {p.name: p for p in reversed(pairs) if p.name in STEPS and p.before not in NOT_A_STEP and p.value >= 0}
     for name in STEPS:
         pair = fits.get(name)
@@ -201,7 +201,7 @@ def step_of(pairs: list[Pair]) -> Pair | None:
 
 
 def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
-    """Return the loss of a validation, and those of the training, the one of the whole model first."""
+    """Return the validation loss, and the training losses with the total loss first."""
     checked, main, others = None, [], []
     for p in pairs:
         named = "loss" in p.name or "losses" in p.name or (p.before == "loss" and p.name in ("train", "val"))
@@ -232,7 +232,7 @@ def lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | 
 
 
 def is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
-    """Return whether a line's position is one of the training, not of a validation or of a data set's preparation."""
+    """Return whether a line's position belongs to the training, not to validation or data preparation."""
     if loss is not None:
         return True
     if CHECKING.search(label if bar else text[:80]) and "train" not in text[:120].lower():

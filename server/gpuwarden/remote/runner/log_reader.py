@@ -1,4 +1,4 @@
-"""Follow a trainer's output line by line, and say how far the training is."""
+"""Follow a trainer's output line by line and derive the progress of the training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
-BUDGET_S = 0.02  # of processor time between two calls of `rest`: what a job prints can't slow its own supervision
+BUDGET_S = 0.02  # CPU time between two calls of `rest`, so that much output can't slow the supervision
 WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
@@ -16,17 +16,17 @@ ANNOUNCED = Lazy(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0
 EPOCH_LINE = Lazy(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
 COLUMNS = Lazy(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
 CELLS = Lazy(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
-PATIENCE = 3  # norms in a row that are not finite: a mixed-precision run skips its first steps so
+PATIENCE = 3  # consecutive non-finite norms; a mixed-precision run skips its first steps like this
 
 
 class Lines:
-    """Cut a stream into lines; the rest of an overlong one is dropped."""
+    """Splits a stream into lines; drops the rest of overlong lines."""
 
     def __init__(self) -> None:
         self.part, self.skipping = b"", False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that are complete now. A progress bar ends its lines with a carriage return."""
+        """Yield the completed lines. A carriage return also ends a line, as in progress bars."""
         *lines, rest = re.split(rb"[\r\n]", data)
         for line in lines:
             whole, self.part = self.part + line, b""
@@ -41,17 +41,17 @@ class Lines:
 
 
 class LogReader:
-    """Turn a job's output into rows of metrics. What the output says can set numbers, and nothing else."""
+    """Converts a job's output to rows of metrics. Output can set numbers and nothing else."""
 
     def __init__(self) -> None:
         self.lines = Lines()
         self.total: int | None = None
         self.announced: int | None = None
-        self.first_epoch = 1  # until an epoch 0 is seen
+        self.first_epoch = 1  # until epoch 0 appears
         self.epoch: float | None = None
         self.epochs: int | None = None
-        self.heading: float | None = None  # the epoch of a line that names nothing else
-        self.bar: tuple[int, int] = (-1, 0)  # how sure it is that a bar is the training's, and its end
+        self.heading: float | None = None  # the epoch of a line without other values
+        self.bar: tuple[int, int] = (-1, 0)  # confidence that a bar is the training's, and its end
         self.last_at, self.laps = 0, 0
         self.columns: list[str] = []
         self.epoch_columns = 0
@@ -63,7 +63,7 @@ class LogReader:
         self.spent = 0.0
 
     def feed(self, data: bytes) -> Iterator[dict[str, float]]:
-        """Take output and yield rows as far as the time budget goes; one that is passed over is followed by others."""
+        """Add output and yield rows within the time budget. Skipped rows are followed by newer ones."""
         for line in self.lines.feed(data):
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
@@ -71,13 +71,13 @@ class LogReader:
             try:
                 row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
             except (ArithmeticError, LookupError, ValueError):
-                row = {}  # no line that a job prints may end its supervision
+                row = {}  # no output of a job may end its supervision
             self.spent += time.process_time() - begun
             if row:
                 yield row
 
     def take(self, text: str) -> dict[str, float]:
-        """Take one line; return its numbers by name, none where it says nothing of the training."""
+        """Return the numbers in one line by name; empty if it has none of the training."""
         said = ANNOUNCED.search(text)
         if said is not None:
             self.announced = int(said.group(1).replace(",", ""))
@@ -99,7 +99,7 @@ class LogReader:
         return self.row_of(found) if found is not None else {}
 
     def epoch_row(self, text: str) -> Reading | None:
-        """Read a row below `epoch  train_loss  valid_loss ...`, as notebooks print one for each epoch."""
+        """Read a row below `epoch  train_loss  valid_loss ...`, which notebooks print for each epoch."""
         words = text.split()[:16]
         if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
             self.epoch_columns = len(words)
@@ -112,7 +112,7 @@ class LogReader:
             return None
 
     def table_row(self, text: str) -> Reading | None:
-        """Read a row below `Epoch GPU_mem box_loss ...`, whose losses add up to the one that is trained on."""
+        """Read a row below `Epoch GPU_mem box_loss ...`. The training loss is the sum of its losses."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
         if cells is None or found is None:
@@ -125,11 +125,11 @@ class LogReader:
         except ValueError:
             loss = None
         epoch, last = float(cells.group(1)), int(cells.group(2))
-        count = last + (self.first_epoch == 0 or epoch == 0)  # from 0 to one less than there are, or from 1
+        count = last + (self.first_epoch == 0 or epoch == 0)  # epochs count from 0 or from 1
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
     def row_of(self, found: Reading) -> dict[str, float]:
-        """Return the numbers of a reading, with the step that it means."""
+        """Return the numbers of a reading, with the step counted over the whole run."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
@@ -151,7 +151,7 @@ class LogReader:
 
     def _enter_epoch(self, epoch: float, epochs: int | None) -> None:
         if not epoch.is_integer():
-            return  # a fraction of the whole run, or no number
+            return  # a fraction of the run, or not a number
         if epoch == 0:
             self.first_epoch = 0
         if epochs is not None:
@@ -159,9 +159,9 @@ class LogReader:
         self.epoch = epoch
 
     def count_step(self, found: Reading) -> int | None:
-        """Return the step, counted from the first of the run, and keep the total."""
+        """Return the step counted from the start of the run, and update the total."""
         if found.step is not None and found.trains:
-            # With an end it may be one of an epoch's.
+            # A step with an end may count within an epoch.
             if found.total is not None and self.epochs is not None and found.epoch is not None:
                 self.total = self._all_epochs(found.total)
                 return int(found.epoch - self.first_epoch) * found.total + found.step
@@ -185,15 +185,15 @@ class LogReader:
         return self.laps * end + here
 
     def _all_epochs(self, each: int) -> int | None:
-        """Return the steps of the whole run. Some count epochs from 0 to one less than there are."""
+        """Return the steps of the whole run; None if unknown. Some trainers count epochs from 0."""
         if self.announced:
             return self.announced
         if self.epochs is None:
             return None
-        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # it began at 0
+        return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # counted from 0
 
     def is_the_bar(self, found: Reading, end: int) -> bool:
-        """Return whether a bar is the training's: one with a loss rather than one without, the first of equals."""
+        """Return whether a bar is the training's. Bars with a loss take precedence, then the first one."""
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):
             self.bar = (sure, end)

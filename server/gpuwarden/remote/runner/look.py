@@ -1,4 +1,4 @@
-"""Run commands that only read, for a person who wants to know why a job is in trouble: bounded, and without a shell."""
+"""Run read-only commands that show why a job has a problem: limited in time and output, and without a shell."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""Characters of an answer; the end is kept, where the newest lines are."""
+"""Characters kept of an answer: its end, which has the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:
-    """Return what each command of `commands`, an argument list by its name, printed. `{folder}` is the run folder."""
+    """Return the output of each command in `commands` (name -> argument list). `{folder}` is the run folder."""
     commands = request.get("commands")
     if not isinstance(commands, dict) or len(commands) > MAX_COMMANDS:
-        raise Problem("bad_request", "commands are not a few argument lists by name")
+        raise Problem("bad_request", "`commands` must map a limited number of names to argument lists")
     for argv in commands.values():
         if not isinstance(argv, list) or not argv or not all(isinstance(w, str) and "\0" not in w for w in argv):
-            raise Problem("bad_request", "a command is not an argument list")
+            raise Problem("bad_request", "each command must be an argument list without NUL characters")
     end = time.monotonic() + ALL_S
     answers = {}
     for name, argv in commands.items():
@@ -33,7 +33,7 @@ def look(folder: str, request: Json) -> Json:
 
 
 def _printed(argv: list[str], seconds: float) -> Json:
-    import subprocess  # late: every other verb starts faster without it
+    import subprocess  # imported here, so that other verbs start faster
 
     env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
     try:

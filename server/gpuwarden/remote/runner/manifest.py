@@ -1,4 +1,4 @@
-"""The files of the declared outputs, with digests where they are asked for."""
+"""The files of the declared outputs, with digests on request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpuwarden.remote.runner.safe_open import SafeOpener
 from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.stream import MAX_MEMBER, pack, put_out
 
-MAX_ROSTER = 200_000
+MAX_FILES = 200_000
 MAX_SKIPPED = 1000
 ROWS = 1000
 SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
-class Roster:
-    """Lists declared outputs: regular files, once each; everything else is named in `skipped` with its reason."""
+class Listing:
+    """Lists declared outputs: each regular file once. Other entries are in `skipped` with the reason."""
 
     def __init__(
         self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool, parts: bool = False
@@ -37,14 +37,14 @@ class Roster:
         self.more_skipped = 0
 
     def skip(self, shown: str, why: str) -> None:
-        """Record an entry that is left out of the roster."""
+        """Record an entry that the manifest leaves out."""
         if len(self.skipped) < MAX_SKIPPED:
             self.skipped.append({"path": printable(shown), "why": why})
         else:
             self.more_skipped += 1
 
     def add(self, declared: str) -> None:
-        """Add one declared output: a file, or a folder with everything in it."""
+        """Add one declared output: a file, or all files in a folder."""
         top, bound = self.mapping.locate(self.folder, declared)
         real = os.path.realpath(top)
         if not os.path.lexists(real):
@@ -57,13 +57,13 @@ class Roster:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """Return an absolute output's real path: a link's target decides what a teardown deletes."""
+        """Return the path to show; for an absolute output the real one, because a teardown deletes a link's target."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
         return self.mapping.shown(real)
 
     def walk(self, declared: str, top: str) -> None:
-        """Add everything in a folder in a stable order, following no link."""
+        """Add all entries of a folder in a stable order. Links are not followed."""
 
         def unreadable(error: OSError) -> None:
             self.skip(str(error.filename), f"can't be read: {error.strerror}")
@@ -75,7 +75,7 @@ class Roster:
                 self.entry(shown + "/" + name, path + "/" + name, top)
 
     def entry(self, shown: str, path: str, top: str) -> None:
-        """Add one name; links count only to files of the same folder."""
+        """Add one entry. Links are accepted only to files in the same folder."""
         try:
             info = os.lstat(path)
         except OSError as error:
@@ -99,8 +99,8 @@ class Roster:
         if shown in self.seen:
             return
         self.seen[shown] = True
-        if len(self.seen) > MAX_ROSTER:
-            raise Problem("bad_request", f"more than {MAX_ROSTER} files; declare narrower outputs")
+        if len(self.seen) > MAX_FILES:
+            raise Problem("bad_request", f"more than {MAX_FILES} files; declare narrower outputs")
         try:
             shown.encode("utf-8")
             info = info or os.lstat(real)
@@ -113,7 +113,7 @@ class Roster:
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
             sealed = self.seals.get(real)
-            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # what was saved, beside what is there now
+            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # the sealed version still matches the file
                 row["seal"] = {k: sealed[k] for k in SEAL if k in sealed}
             self.emit(row)
         except UnicodeEncodeError:
@@ -122,9 +122,9 @@ class Roster:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Return consistent size, times and digest; no digest for a file that changed during three readings.
+        """Return consistent size, times and digest. The digest is None if the file changed during three readings.
 
-        A file's times show later whether it is still unchanged. Only the kernel sets the time of change.
+        The times show later whether the file is unchanged: only the kernel sets the time of change (ctime).
         """
         row: Json = {}
         for _ in range(3):
@@ -134,7 +134,7 @@ class Roster:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Return size and times after a reading, and its digests; none where the file changed meanwhile."""
+        """Return size and times after a reading, and the digests; empty if the file changed during it."""
         import hashlib
 
         fd = self.opener.open(real)
@@ -151,7 +151,7 @@ class Roster:
                 if parts:
                     parts.update(block)
                 count += len(block)
-                if time.monotonic() - spoke > 5:  # a sign of life for the caller
+                if time.monotonic() - spoke > 5:  # progress for the caller
                     spoke = time.monotonic()
                     self.emit({"progress": count})
             after = os.fstat(fd)
@@ -165,17 +165,17 @@ class Roster:
         return row, {"sha256": sha.hexdigest(), **more}
 
 
-def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
-    """Print the files of the declared outputs, or hand them to `emit`; then return a summary."""
+def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json], None] | None = None) -> Json:
+    """Print the files of the declared outputs, or pass them to `emit`; return a summary."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     taken = time.time()
     show = emit or (lambda row: reply(row, now="progress" in row))
-    found = Roster(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
+    found = Listing(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
-    if not os.path.isdir(folder):  # its disk was unmounted meanwhile: what is missing now may well exist
-        raise Problem("not_found", f"the run folder went away while its files were listed: {folder}")
+    if not os.path.isdir(folder):  # its disk was unmounted, so missing files may still exist
+        raise Problem("not_found", f"the run folder disappeared while its files were listed: {folder}")
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,
         "skipped": found.skipped, "more_skipped": found.more_skipped,
@@ -183,8 +183,9 @@ def roster(folder: str, request: Json, digests: bool, emit: Callable[[Json], Non
 
 
 def fetch(folder: str, request: Json) -> None:
-    """Print the roster, many files a line, an empty line, and the bundle of its small files, each named by its number
-    in the roster.
+    """Print the manifest (`ROWS` files per line), an empty line, and the bundle of its small files.
+
+    A file in the bundle is identified by its number in the manifest.
     """
     rows: list[Json] = []
 
@@ -193,7 +194,7 @@ def fetch(folder: str, request: Json) -> None:
         if len(rows) % ROWS == 0:
             reply(rows[-ROWS:])
 
-    summary = roster(folder, request, False, emit)
+    summary = list_files(folder, request, False, emit)
     reply(rows[len(rows) - len(rows) % ROWS :])
     reply(summary)
     put_out(b"\n")

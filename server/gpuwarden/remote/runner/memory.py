@@ -1,4 +1,4 @@
-"""Memory: its use and limit, and the kernel's kills for lack of it."""
+"""Memory: usage, limit, and the kernel's out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.remote.runner.process import PROC
 
 
 def number_in(path: str) -> int | None:
-    """Return the number in a kernel file; None for "max", an absurd limit, or no such file."""
+    """Return the number in a kernel file; None for "max", an unrealistic limit, or a missing file."""
     try:
         with open(path, encoding="ascii") as file:
             value = int(file.read(64))
@@ -18,7 +18,7 @@ def number_in(path: str) -> int | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Return used and allowed bytes: of the control group where it has a limit, else of the machine."""
+    """Return used and allowed bytes: of the control group if it has a limit, else of the machine."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
             allowed = number_in(folder + "/" + limit)
@@ -33,7 +33,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def cgroup_folders(pid: Any = "self") -> Iterator[str]:
-    """Yield the candidate files of a process's memory limits: its own group, then the mount's root, for v2 and v1."""
+    """Yield the folders that may have a process's memory limits: its group's, then the mount's root, for v2 and v1."""
     try:
         with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -47,9 +47,7 @@ def cgroup_folders(pid: Any = "self") -> Iterator[str]:
 
 
 def oom_kills_in(folder: str) -> int | None:
-    """Return how often the kernel killed in a control group because its memory was used up; None where it isn't
-    counted.
-    """
+    """Return the number of out-of-memory kills in a control group; None if the kernel does not count them."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(folder + "/" + name, encoding="ascii") as file:
@@ -61,7 +59,7 @@ def oom_kills_in(folder: str) -> int | None:
 
 
 class OomKills:
-    """Count the kernel's out-of-memory kills in the groups of the runner and of its command, from now on."""
+    """Counts out-of-memory kills in the control groups of the runner and its command, from now on."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}
@@ -69,11 +67,11 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """Return the kills so far: the greatest number of all groups, since an outer one counts an inner one's too."""
+        """Return the kills so far: the maximum of all groups, because a group includes the kills of its subgroups."""
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():
             count = oom_kills_in(folder)
             if count is not None:
                 self.first.setdefault(folder, count)
         for folder, first in self.first.items():
-            self.most = max(self.most, (oom_kills_in(folder) or 0) - first)  # a group may be gone by now
+            self.most = max(self.most, (oom_kills_in(folder) or 0) - first)  # a group may have been removed
         return self.most if self.first else None

@@ -10,13 +10,13 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Tail:
-    """Follow a file of JSON lines that somebody else writes, replaces or truncates."""
+    """Follows a file of JSON lines that another process writes, replaces or truncates."""
 
     def __init__(self, path: str) -> None:
         self.path, self.offset, self.inode, self.part = path, 0, 0, b""
 
     def skip(self) -> None:
-        """Pass over what is there now."""
+        """Skip the current content."""
         try:
             info = os.lstat(self.path)
         except OSError:
@@ -24,7 +24,7 @@ class Tail:
         self.offset, self.inode = info.st_size, info.st_ino
 
     def read(self) -> list[Json]:
-        """Return the objects that were completed since the last call; anything else in the file is passed over."""
+        """Return the objects completed since the last call. Other content is skipped."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -40,7 +40,7 @@ class Tail:
             os.close(fd)
         self.offset += len(data)
         *lines, rest = (self.part + data).split(b"\n")
-        self.part = rest if len(rest) <= 1 << 16 else b"?"  # not a number's length: the line will not parse
+        self.part = rest if len(rest) <= 1 << 16 else b"?"  # the line is too long; `?` keeps the rest from parsing
         return [found for found in map(self._parse, lines) if found is not None]
 
     @staticmethod
@@ -53,7 +53,7 @@ class Tail:
 
 
 def split_metrics(row: Json) -> tuple[int | None, dict[str, float], list[str]]:
-    """Return step, finite numbers, and the names whose value is NaN or infinite."""
+    """Return the step, the finite numbers, and the names of values that are NaN or infinite."""
     step, finite, bad = None, {}, []
     for name, value in list(row.items())[:64]:
         if isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):

@@ -1,4 +1,4 @@
-"""Complete a job's status by looking at the machine: are exactly its supervisor and its process alive?"""
+"""Complete a job's status with observations of the machine: whether its supervisor and its process are alive."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gpuwarden.remote.runner.status import read_status
 
 
 def child_alive(status: Json) -> bool | None:
-    """Return whether the command's own process lives."""
+    """Return whether the command's process is alive; None if unknown."""
     return is_alive(status.get("child_pid"), status.get("child_ticks"), status.get("boot_id"))
 
 
 def orphans(folder: str, status: Json) -> list[int]:
-    """Return living members of the command's group whose environment has our run folder."""
+    """Return the living members of the command's group whose environment has this run folder."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
 
 
 def observe(folder: str, launched: Json | None = None) -> Json:
-    """Return one job's status file, completed by what only a look at the machine shows.
+    """Return one job's status file, completed with observations of the machine.
 
-    `launched` is the supervisor's identity as it was reported at the launch. A job can write its status file, so
-    where the identity is known the file's own is ignored. What is observed overwrites what the file claims, under
-    keys that the file can't set: `folder`, `alive`, `child_alive`, `confirmed`, `machine`, `upload`. The last one says
-    why the upload to the artifact store fails now, also after the job's end.
+    `launched` is the supervisor's identity as reported at the launch. If it is given, the identity in the file is
+    ignored, because a job can write its status file. Observations overwrite the file's values under the keys `folder`,
+    `alive`, `child_alive`, `confirmed`, `machine` and `upload`. `upload` is the current error of the upload to the
+    artifact store, also after the job's end.
     """
     if not os.path.isdir(folder):
         return {"state": "missing", "folder": "missing", "now": time.time(), "machine": machine_mark()}
@@ -43,7 +43,7 @@ def observe(folder: str, launched: Json | None = None) -> Json:
     known = launched or status
     alive = is_alive(known.get("pid"), known.get("start_ticks"), known.get("boot_id"))
     if alive is False and status["state"] == "running":
-        status = read_status(folder) or status  # it may have ended properly between the two looks
+        status = read_status(folder) or status  # it may have ended normally after the first read
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
     status.update(machine=machine_mark(), folder="present", confirmed=bool(launched), upload=keep_trouble(folder))
@@ -51,6 +51,6 @@ def observe(folder: str, launched: Json | None = None) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """Return all jobs of this machine that are asked for. `launched` has the supervisors' identities by folder."""
+    """Return the status of the requested jobs. `launched` has the supervisors' identities by folder."""
     launched = request.get("launched") or {}
     return {"ok": True, "jobs": {folder: observe(folder, launched.get(folder)) for folder in request.get("dirs") or []}}

@@ -1,4 +1,4 @@
-"""A command's output, on its way from the pipe to the log."""
+"""Copy a command's output from the pipe to the log."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gpuwarden.remote.runner.redact import Redactor
 
 
 class Output:
-    """Move output from the pipe to the log, with secrets masked. `read` is handed each piece."""
+    """Copies output from the pipe to the log and masks secrets. `read` gets each piece."""
 
     def __init__(self, log: Log, redactor: Redactor, read: Callable[[bytes], None]) -> None:
         self.log, self.redactor, self.read = log, redactor, read
         self.pipe = -1
 
     def copy(self, times: int) -> bool:
-        """Move output to the log, a bounded number of times; return whether there was any."""
+        """Copy up to `times` pieces of output to the log; return whether there was any."""
         came = False
         for _ in range(times):
             try:
                 data = os.read(self.pipe, 1 << 16)
             except OSError:
-                break  # nothing more for now
+                break  # no more output yet
             if not data:
                 self.close()
                 break
@@ -32,11 +32,11 @@ class Output:
         return came
 
     def drain(self) -> bool:
-        """Read the rest of the pipe, which an escaped process may keep open for ever. Return whether anything came."""
+        """Copy the rest of the output and close the pipe, which a stray process may keep open; True if any came."""
         came = self.pipe >= 0 and self.copy(64)
         self.close()
         self._pass_on(self.redactor.finish())
-        self.read(b"\n")  # the last line may have no end
+        self.read(b"\n")  # the last line may have no line end
         return came
 
     def _pass_on(self, data: bytes) -> None:

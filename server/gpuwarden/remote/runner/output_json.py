@@ -1,4 +1,4 @@
-"""Replies: JSON lines on stdout."""
+"""Print replies as JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 from gpuwarden.remote.runner.protocol import Json
 
-ENCODE = json.JSONEncoder(allow_nan=False).encode  # `json.dumps` makes an encoder for every line
+ENCODE = json.JSONEncoder(allow_nan=False).encode  # `json.dumps` creates an encoder for every line
 
 
 def reply(answer: Json | list[Json], now: bool = True) -> None:
-    """Print one JSON line, flushed now or with the next ones. A closed stdout is ignored."""
+    """Print one JSON line, flushed if `now`, else with a later one. A closed stdout is ignored."""
     try:
         sys.stdout.write(ENCODE(answer) + "\n")
         if now:

@@ -1,6 +1,6 @@
-"""Read progress from what trainers save among the declared outputs: `trainer_state.json` and TensorBoard's event files.
+"""Read progress from files that trainers save among the outputs: `trainer_state.json` and TensorBoard's event files.
 
-Every look is bounded in folders, files and bytes, and a file's content can set numbers only.
+Each search is limited in folders, files and bytes, and a file's content can set only numbers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TAGS = {
 
 
 class OutputMetrics(Asked):
-    """Look into the declared outputs, in a thread since a disk may hang. `values` has `rows` and `total`."""
+    """Searches the declared outputs in a thread, because a disk may hang. `values` has `rows` and `total`."""
 
     def __init__(self, folder: str, spec: Json, since: float) -> None:
         super().__init__()
         mapping, outputs = PathMapping(spec), [str(p) for p in spec.get("outputs") or []][:16]
         self.tops = [mapping.locate(folder, path)[0] for path in outputs]
-        self.since = since  # files of an earlier attempt are old
+        self.since = since  # older files belong to an earlier attempt
         self.offsets: dict[str, int] = {}
 
     def _query(self) -> None:
@@ -58,7 +58,7 @@ class OutputMetrics(Asked):
         self.values = {"rows": rows[-200:], "total": total}
 
     def files_of_interest(self) -> Iterator[tuple[str, float]]:
-        """Yield the files of interest that changed since the job was launched."""
+        """Yield the trainer states and event files changed since the launch, with their mtime in seconds."""
         left, until = MAX_ENTRIES, time.monotonic() + LOOK_S
         folders = [(top, 0) for top in self.tops]
         while folders and left > 0 and time.monotonic() < until:
@@ -80,7 +80,7 @@ class OutputMetrics(Asked):
                     continue
 
     def new_events(self, path: str) -> list[dict[str, float]]:
-        """Return the scalars that were added to an event file since the last look."""
+        """Return the scalars added to an event file since the last call."""
         if path not in self.offsets and len(self.offsets) >= 64:
             return []
         try:
@@ -99,7 +99,7 @@ class OutputMetrics(Asked):
 
 
 def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
-    """Return the last numbers of a `trainer_state.json`, however long it is, and the steps of the whole run."""
+    """Return the last numbers in a `trainer_state.json` of any size, and the total steps of the run."""
     try:
         head = read_small(path, TAIL)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
 
 
 def read_events(data: bytes) -> tuple[list[dict[str, float]], int]:
-    """Return the scalars of TensorBoard records, and how many bytes whole records took. Images are passed over."""
+    """Return the scalars of complete TensorBoard records, and the size of these records. Images are skipped."""
     rows, at = [], 0
     while at + 12 <= len(data):
         size = int(struct.unpack_from("<Q", data, at)[0])
@@ -144,7 +144,7 @@ def read_events(data: bytes) -> tuple[list[dict[str, float]], int]:
 
 
 def read_event(record: bytes) -> dict[str, float]:
-    """Return the step and the known scalars of one record, a protocol buffer `Event`."""
+    """Return the step and the known scalars of one record (protocol buffer `Event`)."""
     row: dict[str, float] = {}
     for number, value in fields(record):
         if number == 2 and isinstance(value, int):
@@ -159,7 +159,7 @@ def read_event(record: bytes) -> dict[str, float]:
 
 
 def read_scalar(summary: bytes) -> tuple[str, float | None]:
-    """Return the tag of one `Summary.Value` and its number: a `simple_value`, or the one of a tensor."""
+    """Return the tag and number of one `Summary.Value`: its `simple_value`, or the value of its tensor."""
     tag, scalar = "", None
     for number, value in fields(summary):
         if not isinstance(value, bytes):
@@ -175,7 +175,7 @@ def read_scalar(summary: bytes) -> tuple[str, float | None]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a protocol buffer message: its number, and an integer or the bytes."""
+    """Yield the fields of a protocol buffer message: the number, and an integer or bytes."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)
@@ -196,7 +196,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number of variable length and where it ends."""
+    """Return a number of variable length and the offset after it."""
     found = shift = 0
     while shift < 64:
         byte = message[at]

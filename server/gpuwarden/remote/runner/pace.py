@@ -1,4 +1,4 @@
-"""Measure the speed of a training, and keep its curve in a few points."""
+"""Measure the speed of a training, and reduce its loss curve to a few points."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ POINTS = 32
 
 
 class Pace:
-    """The steps of the last minutes. What was slower or faster before then does not count."""
+    """The steps of the last `LAST_S` seconds; earlier ones do not count."""
 
     def __init__(self) -> None:
         self.seen: deque[tuple[float, int]] = deque(maxlen=512)
 
     def reached(self, step: int, now: float) -> None:
-        """Take the newest step and its time in seconds."""
+        """Add the newest step and its time in seconds."""
         if self.seen and step < self.seen[-1][1]:
-            self.seen.clear()  # it began again
+            self.seen.clear()  # the training restarted
         if len(self.seen) > 1 and now - self.seen[-2][0] < APART_S:
             self.seen.pop()
         self.seen.append((now, step))
@@ -25,7 +25,7 @@ class Pace:
             self.seen.popleft()
 
     def left_s(self, total: int | None) -> float | None:
-        """Return the seconds until a step is reached at this pace; None where nobody knows."""
+        """Return the seconds until step `total` at this pace; None if unknown."""
         if not total or len(self.seen) < 2:
             return None
         (begun, first), (now, last) = self.seen[0], self.seen[-1]
@@ -35,14 +35,14 @@ class Pace:
 
 
 class Curve:
-    """A loss over the whole run in a bounded number of points: each is the mean of as many values."""
+    """A loss over the whole run in a limited number of points, each the mean of equally many values."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
         self.each, self.sum, self.count = 1, 0.0, 0
 
     def add(self, step: int | None, value: float) -> None:
-        """Take one value."""
+        """Add one value."""
         if abs(value) > 1e30:
             return
         self.sum, self.count = self.sum + value, self.count + 1

@@ -1,8 +1,8 @@
-"""Stop this machine from inside, once its job has ended and nobody came for what it saved.
+"""Stop this machine from inside (self-stop) after its job has ended and its outputs were not requested.
 
-A process of its own beside the supervisor, which it outlives. Whatever gpuwarden reads here for somebody touches the
-file `heard` and keeps it locked meanwhile; a look that only asks how the job is does not. Silence is measured on the
-monotonic clock from the last change of that file, so a clock that leaps parks nothing.
+A separate process beside the supervisor, which it outlives. Requests that read or decide something for the user touch
+the file `heard` and lock it while they run; status polls do not. The idle time is measured on the monotonic clock from
+the last change of that file, so a jump of the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lo
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # how long the artifact store may take to get the last word, since it last got anything
-DOWN_S = 120.0  # how long a platform that took the request may need
+LAST_WORD_S = 120.0  # timeout of the last manifest since the artifact store last received bytes
+DOWN_S = 120.0  # time that a platform may need after it accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
 IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
 def hear(folder: str) -> int:
-    """Note that somebody came. Return the descriptor whose lock says so until this process ends, -1 without one."""
+    """Record a request. Return the descriptor whose lock marks it until this process ends, or -1."""
     import fcntl
 
     try:
@@ -51,13 +51,13 @@ def hear(folder: str) -> int:
 
 
 def hold(folder: str, _: Json) -> Json:
-    """Keep this machine on until somebody else ends it."""
+    """Cancel the self-stop: keep this machine running until it is ended otherwise."""
     write_atomic(folder + HOLD, b"held\n")
     return {"ok": True}
 
 
 def park(folder: str, order: Json) -> Json:
-    """Begin to wait for silence, where a park is ordered. Beginning twice changes nothing."""
+    """Start the self-stop process if the order has one. Starting it twice has no effect."""
     if order.get("park"):
         process = detached(folder, "parker", answers=False)
         try:
@@ -68,7 +68,7 @@ def park(folder: str, order: Json) -> Json:
 
 
 def parker(folder: str, order: Json) -> None:
-    """Wait for silence and stop the machine; leave when the run folder is another attempt's or somebody holds it."""
+    """Wait for the idle time and stop the machine; exit if a hold exists or the run folder has another attempt."""
     import fcntl
 
     fd = os.open(folder + "/park.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -82,7 +82,7 @@ def parker(folder: str, order: Json) -> None:
 
 
 class Parker:
-    """Waits beside one job. Times are seconds on the monotonic clock."""
+    """The self-stop process of one job. Times are seconds on the monotonic clock."""
 
     def __init__(self, folder: str, order: Json) -> None:
         spec = order["park"]
@@ -98,12 +98,12 @@ class Parker:
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.asked = False  # the artifact store may have a last word from before the machine went on
+        self.asked = False  # the artifact store may have the last manifest of an earlier try
         self.back = ""
         self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
     def now(self) -> float:
-        """Return the time that no clock setting changes, with the hours by which a rehearsal's clock is set forward."""
+        """Return the monotonic time, plus the seconds by which a rehearsal's clock is ahead."""
         try:
             ahead = float(read_small(self.clock, 64)) if self.clock else 0.0
         except (OSError, ValueError):
@@ -111,27 +111,27 @@ class Parker:
         return time.monotonic() + ahead
 
     def run(self) -> None:
-        """Look until the machine is off or this process is not needed any more."""
+        """Poll until the machine is off or this process is no longer needed."""
         while self.wanted():
             if self.due():
                 self.stop_machine()
             time.sleep(self.every)
 
     def wanted(self) -> bool:
-        """Return whether the run folder is still that of this attempt, and nobody holds the machine."""
+        """Return whether the run folder still belongs to this attempt and has no hold."""
         try:
             if os.stat(self.folder).st_ino != self.inode or os.path.lexists(self.folder + HOLD):
                 return False
             status = read_status(self.folder)
         except Problem:
-            return True  # a sick disk proves nothing
+            return True  # a disk error is inconclusive
         except OSError:
             return False
         self.look(status)
         return status is None or status.get("attempt") == self.order["attempt"]
 
     def stamp(self, name: str) -> Any:
-        """Return what differs after each touch of a file."""
+        """Return a value that differs after each touch of a file; None if it is missing."""
         try:
             info = os.stat(self.folder + name, follow_symlinks=False)
         except OSError:
@@ -139,7 +139,7 @@ class Parker:
         return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
 
     def look(self, status: Json | None) -> None:
-        """Take in whether the job has ended, and whether somebody came or something was kept since the last look."""
+        """Record whether the job has ended, and requests and uploaded bytes since the last call."""
         mark, sent = self.stamp(HEARD), self.stamp(KEEPING)
         if mark != self.mark:
             self.mark, self.heard_at = mark, self.now()
@@ -149,15 +149,15 @@ class Parker:
             self.ended_at = self.now()
 
     def due(self) -> bool:
-        """Return whether it has been silent for long enough since the end, or since the deadline."""
+        """Return whether the machine has been idle for `after` seconds since the job's end, or at the deadline."""
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        uploads = now - self.sent_at < self.after  # one that only fails keeps no machine on
+        uploads = now - self.sent_at < self.after  # an upload that only fails does not delay the self-stop
         return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
-        """Ask for the stop, unless somebody reads here at this moment. A failure is reported, and it is tried again."""
+        """Request the stop, unless another request is running. A failure is reported and retried."""
         import fcntl
 
         if not self.last_word():
@@ -165,7 +165,7 @@ class Parker:
         try:
             fd = os.open(self.folder + HEARD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            fd = -1  # nobody ever came
+            fd = -1  # there was never a request
         try:
             if fd >= 0:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,22 +186,22 @@ class Parker:
             end = self.now() + self.down
             while self.now() < end:
                 time.sleep(self.every)
-            problem = "the platform took the request, and the machine still runs"
+            problem = "the platform accepted the request, but the machine is still running"
         self.put_off(problem)
 
     def put_off(self, problem: str) -> None:
-        """Go on for a while and report why."""
+        """Delay the next try and report the problem."""
         self.take_back()
         wait = min(self.retry * 2.0 ** min(self.tries - 1, 16), MOST_RETRY_S)
         self.not_before = self.now() + wait
         self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
 
     def last_word(self) -> bool:
-        """Have the artifact store list what is here now, as nobody may see this machine again before it is ended.
+        """Request a last manifest in the artifact store, because the machine may be ended before it runs again.
 
-        A store that can't be reached keeps no machine on: what was saved is on its disk. But one that may have a last
-        word from before does, since the machine would be ended by it. Return false where that is so, or where somebody
-        came meanwhile.
+        Returns False if the self-stop must wait: after a new request, or if the store may have the last manifest of an
+        earlier try and can't be updated, because the machine could be ended by that outdated manifest. Otherwise an
+        unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
@@ -220,18 +220,18 @@ class Parker:
             report = keep_report(self.folder)
         if before and (report.get("look") != look or report.get("state") == "failed"):
             self.tries += 1
-            self.put_off("the artifact store has what was here before an earlier try, and takes nothing newer")
+            self.put_off("the artifact store has the manifest of an earlier try and accepts no newer one")
             return False
         return True
 
     def take_back(self) -> None:
-        """Ask the upload to take its last word back, since the machine goes on."""
+        """Ask the uploader to withdraw its last manifest, because the machine keeps running."""
         if os.path.lexists(self.folder + LOOK):
             self.back = f"{GOES_ON}{os.getpid()}-{self.tries}-{time.time():.0f}"
             self.ask_look(self.back)
 
     def ask_look(self, look: str) -> bool:
-        """Ask the upload to look again. Return whether that could be asked."""
+        """Ask the uploader for a new manifest. Return whether the request was written."""
         try:
             write_atomic(self.folder + LOOK, look.encode("ascii"))
         except OSError:
@@ -239,14 +239,14 @@ class Parker:
         return True
 
     def note(self, body: Json) -> None:
-        """Leave a record of the request for whoever starts the machine again."""
+        """Record the request for the next start of the machine."""
         try:
             write_atomic(self.folder + PARKED, json.dumps(body).encode("ascii"))
         except OSError:
-            pass  # a full disk keeps no machine on
+            pass  # a full disk must not prevent the self-stop
 
     def alert(self, text: str) -> None:
-        """Report a failure in alerts.jsonl and, where no supervisor writes it, in the status."""
+        """Report a failure in alerts.jsonl, and in the status if no supervisor is writing it."""
         line = {"at": time.time(), "kind": "self_park", "subject": "", "step": None, "text": text[:300]}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -266,7 +266,7 @@ class Parker:
 
 
 def over(status: Json) -> bool:
-    """Return whether a job has ended, properly or with its supervisor."""
+    """Return whether a job has ended, normally or because its supervisor died."""
     if status["state"] in FINAL:
         return True
     supervised = is_alive(status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
@@ -274,7 +274,7 @@ def over(status: Json) -> bool:
 
 
 def busy(folder: str, uploads: bool) -> bool:
-    """Return whether gpuwarden works here: an upload to an artifact store, if `uploads`, or another job."""
+    """Return whether another job runs here or, if `uploads`, an upload to the artifact store."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
@@ -285,7 +285,7 @@ def busy(folder: str, uploads: bool) -> bool:
 
 
 def is_locked(folder: str, name: str) -> bool:
-    """Return whether a living process has a lock."""
+    """Return whether a living process has the lock."""
     try:
         lock = take_lock(folder, name)
     except (OSError, Problem):
@@ -296,24 +296,24 @@ def is_locked(folder: str, name: str) -> bool:
 
 
 def lost_by_stop(folder: str, outputs: list[str]) -> str:
-    """Return why a stop would lose a declared output: its real path is in memory, or has memory mounted inside."""
+    """Return why a stop would lose a declared output: it is in memory, or has a memory file system mounted inside."""
     try:
         with open(MOUNTS, "rb") as file:
             rows = [line.split() for line in file]
     except OSError as error:
-        return f"what is mounted can't be read: {error.strerror}" if outputs else ""
-    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a name is \040 there
+        return f"the list of mounts can't be read: {error.strerror}" if outputs else ""
+    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a name is written as \040
     types = {os.fsdecode(spelled.sub(lambda at: bytes([int(at[1], 8)]), row[1])): row[2] for row in rows}
     for path in outputs:
         real = os.path.realpath(PathMapping({}).locate(folder, path)[0])
         under = max((at for at in types if inside(real, at)), key=len, default="")
         if any(types[at] in IN_MEMORY for at in types if at == under or inside(at, real)):
-            return f"the declared output {printable(path)[:100]} is in memory, which a stop empties"
+            return f"the declared output {printable(path)[:100]} is in memory, which a stop erases"
     return ""
 
 
 def ask(spec: Json) -> str:
-    """Ask for this machine's stop. Return why that failed, nothing when the request was taken."""
+    """Request this machine's stop. Return the error, or an empty string if the request was accepted."""
     import subprocess
 
     if not spec.get("command"):
@@ -327,22 +327,22 @@ def ask(spec: Json) -> str:
 
 
 def ask_platform(request: Json) -> str:
-    """Send the platform's own request with the key that this machine has for itself."""
+    """Send the platform's stop request with the key that this machine has for itself."""
     import urllib.request
 
     class Straight(urllib.request.HTTPRedirectHandler):
-        """Follows nothing: the key is for one host."""
+        """Rejects redirects, because the key is for one host."""
 
         def redirect_request(self, *_: Any) -> None:
-            """Refuse."""
+            """Return None, which rejects the redirect."""
 
     name = request["key"]
     # A shell over SSH lacks the container's variables.
     key = (os.environ.get(name) or environ_of(1).get(name) or "").strip()
     if not key:
         return f"the variable {name} is not set on this machine"
-    if not (key.isascii() and key.isprintable()):  # an error about such a header quotes it in another spelling
-        return f"the variable {name} has characters that no key has"
+    if not (key.isascii() and key.isprintable()):  # an error about such a header would quote it, escaped
+        return f"the variable {name} has characters that a key can't have"
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
     try:
         body = json.dumps(request.get("body") or {}).encode("ascii")

@@ -1,15 +1,15 @@
-"""Parts of a large file, as a multipart upload to S3 has them: their size, and one digest over the digests of all."""
+"""The parts of a large file in a multipart upload to S3: their size, and the digest over all their digests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PART = 8 << 20
-MOST_PARTS = 9_000  # S3 takes 10,000
+MOST_PARTS = 9_000  # S3 allows 10,000
 
 
 def part_size(size: int) -> int:
-    """Return the size of the parts of a file, in bytes. `checkpoints/sealing/parts.py` has the same rule."""
+    """Return the size of the parts of a file, in bytes. Must equal the rule in `checkpoints/sealing/parts.py`."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2
@@ -17,7 +17,7 @@ def part_size(size: int) -> int:
 
 
 class PartsDigest:
-    """Compute the SHA-256 over the SHA-256 of each part. S3 reports the same value as a COMPOSITE checksum."""
+    """Computes the SHA-256 over the SHA-256 of each part, the COMPOSITE checksum of S3."""
 
     def __init__(self, step: int) -> None:
         import hashlib
@@ -26,7 +26,7 @@ class PartsDigest:
         self.part, self.whole = self.new(), self.new()
 
     def update(self, data: Any) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         view = memoryview(data)
         while len(view):
             piece = view[: self.left]
@@ -37,12 +37,12 @@ class PartsDigest:
                 self.close()
 
     def close(self) -> None:
-        """End a part."""
+        """Finish the current part."""
         self.whole.update(self.part.digest())
         self.part, self.left = self.new(), self.step
 
     def hexdigest(self) -> str:
-        """Return the digest of everything so far, with a last part that may be shorter."""
+        """Return the digest of all bytes so far; the last part may be shorter."""
         if self.left < self.step:
             self.close()
         return self.whole.hexdigest()

@@ -1,4 +1,4 @@
-"""Map declared paths to real paths of this machine within their bounds, and show them."""
+"""Map declared paths to real paths within their bounds, and back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ def inside(path: str, bound: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return a name that fits into JSON, with bytes that are not UTF-8 spelled out."""
+    """Return a name that is safe in JSON, with escaped non-UTF-8 bytes, cut to 4096 characters."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")[:4096]
 
 
 class PathMapping:
-    """The mapping of a machine's absolute paths. `root` is empty on a real one; a rehearsal's is a folder, and its
-    `mounts` (path -> folder) are volumes outside of it. `within`, where it is given, are the only real folders that an
-    absolute path may lead to: those that a sandboxed job may write to.
+    """The mapping of a machine's absolute paths.
+
+    `root` is empty on a real machine. In a rehearsal it is a folder, and `mounts` (path -> folder) are volumes outside
+    it. `within`, if given, lists the only real folders for absolute paths: those that a sandboxed job may write to.
     """
 
     def __init__(self, given: Json) -> None:
@@ -32,7 +33,7 @@ class PathMapping:
         self.within = [str(path) for path in within] if isinstance(within, list) else None
 
     def locate(self, folder: str, path: str) -> tuple[str, str]:
-        """Return the real path of a declared one, and the real folder that it must not leave."""
+        """Return the real path of a declared path, and the real folder that it must not leave."""
         if not path.startswith("/"):
             return os.path.join(folder, "work", path), folder + "/work"
         plain = os.path.normpath("/" + path.lstrip("/"))
@@ -46,7 +47,7 @@ class PathMapping:
         return found, next((bound for bound in self.within if inside(real, bound)), folder + "/work")
 
     def shown(self, real: str) -> str:
-        """Return the machine's absolute path of a real one."""
+        """Return the machine's absolute path for a real path."""
         for at, top in self.mounts:
             if inside(real, top):
                 return at + real[len(top) :]

@@ -1,4 +1,4 @@
-"""Identify processes by pid, start ticks and boot id, never by a pid alone, and signal exactly those."""
+"""Identify processes by pid, start ticks and boot id, never by the pid alone, and signal only identified ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Return whether processes have start ticks to identify them."""
+    """Return whether the system has /proc, and so start ticks to identify processes."""
     return os.path.exists(PROC + "/self/stat")
 
 
@@ -25,7 +25,7 @@ def boot_id() -> str:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on: 0 state, 2 process group, 19 start ticks."""
+    """Return the fields of /proc/PID/stat from the state on: 0 state, 1 parent, 2 process group, 19 start ticks."""
     try:
         raw = read_small(f"{PROC}/{pid}/stat", 8192)
     except OSError:
@@ -35,7 +35,7 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """Return a process's identity besides its pid: start ticks, or `ps`'s start time without /proc."""
+    """Return the start ticks of a process, or its start time from `ps` without /proc; empty if unknown."""
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -50,14 +50,14 @@ def start_mark(pid: int) -> str:
 
 
 def machine_mark() -> str:
-    """Return an id of this start of the machine or container; empty when unknown."""
+    """Return an id of the current start of the machine or container; empty if unknown."""
     first = proc_stat(1) if has_proc() else None
     here = boot_id()
     return f"{here}/{first[19]}" if first and here else ""
 
 
 def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
-    """Return whether exactly that process lives; None where that is unknown. A zombie is dead."""
+    """Return whether the identified process is alive; None if unknown. A zombie counts as dead."""
     if not isinstance(pid, int) or pid <= 1:
         return False
     here = boot_id()
@@ -77,7 +77,7 @@ def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
 
 
 def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
-    """Signal that process and no later one with its pid. Return False without a proof of identity."""
+    """Signal the identified process. Return False, without a signal, if its identity is not verified."""
     opener, sender = getattr(os, "pidfd_open", None), getattr(signal, "pidfd_send_signal", None)
     handle = -1
     if opener and sender:
@@ -86,7 +86,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
         except ProcessLookupError:
             return False
         except OSError:
-            handle = -1  # an old kernel under a new Python
+            handle = -1  # a kernel without pidfd_open
     try:
         if is_alive(pid, mark, boot) is not True:
             return False
@@ -103,7 +103,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
 
 
 def group_members(pgid: int) -> list[int] | None:
-    """Return the living processes of a process group; None without /proc."""
+    """Return the pids of the living members of a process group; None without /proc."""
     if not has_proc():
         return None
     stats = ((pid, proc_stat(pid)) for pid in all_pids())
@@ -111,7 +111,7 @@ def group_members(pgid: int) -> list[int] | None:
 
 
 def all_pids() -> list[int]:
-    """Return all processes of this machine or container; empty without /proc."""
+    """Return the pids of this machine or container; empty without /proc."""
     try:
         return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
     except OSError:
@@ -119,7 +119,7 @@ def all_pids() -> list[int]:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty where it can't be read."""
+    """Return the initial environment of a process; empty if it can't be read."""
     try:
         raw = read_small(f"{PROC}/{pid}/environ", 1 << 20)
     except OSError:
@@ -129,7 +129,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def kill_group(pgid: int, number: int) -> None:
-    """Signal a whole group. A stopped process is woken, or it would never see the signal."""
+    """Signal a process group, then continue stopped processes, which could not handle the signal otherwise."""
     for n in (number, signal.SIGCONT):
         try:
             os.killpg(pgid, n)
@@ -138,7 +138,7 @@ def kill_group(pgid: int, number: int) -> None:
 
 
 def hide_memory() -> None:
-    """Ask the kernel to let no process of the same user read this one's memory, as far as it can be asked."""
+    """Forbid other processes of the same user to read this process's memory, if the kernel supports it."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Track a job's progress by its metrics, else by its output and its saved files, and flag anomalies."""
+"""Track a job's progress from its metrics, its output or its saved files, and report anomalies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.status_writer import Record
 
 LOSSES = ("loss", "train_loss", "train/loss")
 TOTALS = ("total_steps", "max_steps")
-FILES, PRINTED, EXACT = 1, 2, 3  # what is known from a better source is not overwritten
+FILES, PRINTED, EXACT = 1, 2, 3  # values from a better source are not overwritten
 SOURCES = {FILES: "files", PRINTED: "output", EXACT: "metrics"}
 LOOK_EVERY_S, POST_EVERY_S = 20.0, 1.0
 GPU_OOM = Lazy(rb"(?:CUDA|HIP|XPU|MPS backend)[a-z: ]{0,20}out of memory|torch(?:\.cuda)?\.OutOfMemoryError")
@@ -23,12 +23,12 @@ OOM_TEXT = "the output names a GPU that ran out of memory"
 
 
 class Progress:
-    """Read the job's metrics from now on, and put them into the record."""
+    """Reads the job's new metrics into the record."""
 
     def __init__(self, folder: str, record: Record, spec: Json) -> None:
         self.record, self.course = record, Course()
         self.metrics = Tail(folder + "/metrics.jsonl")
-        self.metrics.skip()  # lines of an earlier attempt are old
+        self.metrics.skip()  # existing lines belong to an earlier attempt
         self.moved, self.stalled = time.monotonic(), False
         self.bad_names: dict[str, bool] = {}
         self.log, self.pace, self.curve = LogReader(), Pace(), Curve()
@@ -38,7 +38,7 @@ class Progress:
         self.tail, self.out_of_memory = b"", False
 
     def launched(self) -> None:
-        """Record that the command was started."""
+        """Reset the progress after a start of the command."""
         self.moved = time.monotonic()
         self.log, self.pace = LogReader(), Pace()
 
@@ -48,20 +48,20 @@ class Progress:
             self.moved = time.monotonic()
 
     def printed(self, data: bytes) -> None:
-        """Read the command's output."""
+        """Read metrics from a piece of the command's output."""
         self.look_for_oom(data)
         for row in self.log.feed(data):
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def look_for_oom(self, data: bytes) -> None:
-        """Alert once when the output says that a GPU's memory is used up, also where that line is cut in two."""
+        """Alert once if the output reports a GPU out of memory, also if the pieces split the line."""
         if not self.out_of_memory and GPU_OOM.search(self.tail + data):
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
         self.tail = (self.tail + data)[-64:]
 
     def take(self, times: int) -> None:
-        """Read new metrics and saved files; flag values that are not finite."""
+        """Read new metrics, at most `times` pieces, and saved files, and check the pace."""
         self.log.rest()
         for _ in range(times):
             rows = self.metrics.read()
@@ -75,7 +75,7 @@ class Progress:
             self.alert(self.course.pace(step, time.monotonic()))
 
     def look_at_files(self, last: bool = False) -> None:
-        """Take what the last look at the saved files found, and start another where one is due."""
+        """Process the results of the last search of saved files, and start another if due."""
         now = time.monotonic()
         if not self.files.tops or (now - self.looked < LOOK_EVERY_S and not last):
             return
@@ -85,7 +85,7 @@ class Progress:
             self.take_row({**row, "total_steps": found.get("total")}, FILES)
 
     def take_row(self, row: Json, source: int = EXACT) -> None:
-        """Take one line of metrics."""
+        """Process one row of metrics; alert about values that are not finite."""
         step, finite, bad = split_metrics(row)
         total = next((finite.pop(name) for name in TOTALS if name in finite), None)
         if total is not None and self.better("total", source):
@@ -108,19 +108,19 @@ class Progress:
         for name in bad:
             if self.better(name, source):
                 told[name] = "nan"
-                known.pop(name, None)  # an older value would appear as the present one
+                known.pop(name, None)  # an older value would appear as the current one
                 self.alert_bad(name, source)
         self.report(step, told, row, source)
 
     def better(self, name: str, source: int) -> bool:
-        """Return whether a source is as good as the best one that a name is known from."""
+        """Return whether a source is at least as good as the best source of this name so far."""
         best = self.sources.get(name, 0)
         if len(self.sources) < 256:
             self.sources[name] = max(best, source)
         return source >= best
 
     def report(self, step: int | None, told: Json, row: Json, source: int) -> None:
-        """Put the pace and the curve into the status, and spool the point; a progress bar's are bounded in time."""
+        """Write pace and curve to the status, and spool the point; points from output are limited in rate."""
         left_s = self.pace.left_s(self.record.status["total_steps"])
         eta = None if left_s is None else time.time() + left_s
         self.record.status.update(eta_at=eta, curve=self.curve.points)
@@ -133,19 +133,19 @@ class Progress:
             self.moved, self.stalled = now, False
 
     def alert_bad(self, name: str, source: int) -> None:
-        """Alert once that a value is not finite. A validation's may be so by design, as of a class that is absent."""
+        """Alert once about a value that is not finite. A validation loss may be, for example of an absent class."""
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True
             text = f"{name} is not finite{at_step(self.record.status['step'])}"
             self.record.alert("odd_metric" if source < EXACT and name == "val_loss" else "nonfinite", text, name)
 
     def alert(self, alert: tuple[str, str, str] | None) -> None:
-        """Raise an alert where there is one."""
+        """Record an alert, if there is one."""
         if alert:
             self.record.alert(*alert)
 
     def tell_stall(self, patience: float | None) -> None:
-        """Alert once when nothing new came for so long."""
+        """Alert once if there was no progress for `patience` seconds."""
         idle = time.monotonic() - self.moved
         if patience and idle > patience and not self.stalled:
             self.stalled = True

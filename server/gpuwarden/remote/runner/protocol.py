@@ -1,4 +1,4 @@
-"""Shared protocol types: JSON, and a refusal."""
+"""Shared protocol types: JSON objects and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Json = Dict[str, Any]  # noqa: UP006 (evaluated at run time, on Python 3.8 too)
 
 
 class Problem(Exception):
-    """A refusal with a code that the caller maps to its own error."""
+    """An error with a code that the caller maps to its error classes."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Restrict which files may be read from outside."""
+"""Restrict the files that a request may read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpuwarden.remote.runner.status import read_status
 
 
 class ReadableFiles:
-    """The files that may be read from outside: the working folder and the declared outputs, within their bounds.
+    """The files that a request may read: the working folder and the declared outputs, within their bounds.
 
-    The status lists the outputs of the launch; `declared` are those that the request adds.
+    The outputs are those in the status, from the launch, and those in `declared` of the request.
     """
 
     def __init__(self, folder: str, request: Json) -> None:
@@ -22,10 +22,10 @@ class ReadableFiles:
         tops = [self.mapping.locate(folder, str(p))[0] for p in outputs if str(p).startswith("/")]
         self.declared = [os.path.realpath(top) for top in (folder + "/work", *tops)]
         self.opener = SafeOpener()
-        self.known: dict[str, str] = {}  # folders that were checked; empty where the full check decides
+        self.known: dict[str, str] = {}  # checked folders -> real path; empty if each file needs the full check
 
     def open(self, path: str) -> int:
-        """Return the descriptor of one file of a roster. Its folder is checked once."""
+        """Open one file of a manifest; return its descriptor. A folder is checked only once."""
         above, _, name = path.rpartition("/")
         if above not in self.known:
             located, bound = self.mapping.locate(self.folder, path)
@@ -36,7 +36,7 @@ class ReadableFiles:
             try:
                 return self.opener.open_in(folder, name)
             except OSError:
-                pass  # a link, or missing: the full check says which
+                pass  # a link or a missing file: the full check finds out
         located, bound = self.mapping.locate(self.folder, path)
         real = os.path.realpath(located)
         if not os.path.lexists(real):

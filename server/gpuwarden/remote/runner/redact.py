@@ -1,4 +1,4 @@
-"""Redact secret values in everything that is written."""
+"""Redact secret values in all written text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import re
 
 MASK = b"***"
-MIN_SECRET = 4  # masking every "1" or "no" would ruin a log and hide nothing
+MIN_SECRET = 4  # masking every "1" or "no" would make logs unreadable and protect nothing
 
 
 class Redactor:
-    """Mask secret values in a stream, however it is cut: the result equals masking the whole at once. Only an end that
-    may begin a secret is held back. Of a secret with several lines each is masked too.
+    """Masks secret values in a stream of pieces, with the same result as in the whole text.
+
+    An end of a piece that may be the start of a secret is held back. Each line of a multi-line secret is masked too.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -26,13 +27,13 @@ class Redactor:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next piece, return the part that is certain."""
+        """Add the next piece; return the redacted text that is complete."""
         if self.pattern is None:
             return data
         data, out, at = self.held + data, [], 0
         hold = self._hold(data, at)
         for match in self.pattern.finditer(data):
-            if match.start() >= hold:  # it may yet grow into a longer secret
+            if match.start() >= hold:  # it may be the start of a longer secret
                 break
             out += [data[at : match.start()], MASK]
             at = match.end()
@@ -42,12 +43,12 @@ class Redactor:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Return the part that was held back."""
+        """Return the redacted rest that was held back."""
         held, self.held = self.held, b""
         return self.pattern.sub(MASK, held) if self.pattern else held
 
     def text(self, text: str) -> str:
-        """Mask one complete text."""
+        """Return a complete text with secrets masked."""
         if self.pattern is None:
             return text
         return os.fsdecode(self.pattern.sub(MASK, os.fsencode(text)))

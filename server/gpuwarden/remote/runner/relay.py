@@ -1,9 +1,9 @@
-"""The relay: a process beside the job that takes what the job posts, keeps it on disk, and sends it on.
+"""The relay: a process beside the job that accepts the job's reports, spools them to disk, and forwards them.
 
-It answers on this machine's loopback address only, with the paths and answers of the server's API, as soon as a post
-is in the spool. So a trainer that never tries again loses nothing when the line is broken, and one on a machine that
-can't reach any server posts all the same: then the spool is pulled. Where a server is known, both spool files are sent
-there in order, until the server has them or an hour after the job's end.
+It listens only on the loopback address, with the paths and answers of the server's API, and answers as soon as a report
+is in the spool. A trainer that does not retry thus loses nothing if the connection is down. If the machine can't reach
+a server, the spool is pulled instead. If a server is configured, both spool files are sent to it in order, until it has
+them or an hour after the job's end.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.reports import ALERTS_PATH, MAX_REPORT, METRICS_PATH, OF_KIND, OF_STATE
 from gpuwarden.remote.runner.spool import SPOOLS, Spool, parse_lines, read_lines, utc
 
-GIVE_UP_REPORTS_S = 3600.0  # after the job's end: what is left can be pulled
+GIVE_UP_REPORTS_S = 3600.0  # after the job's end; the rest can be pulled
 LONGEST_RETRY_S = 60.0
 BATCH_POINTS = 500
 SENT_LIST = "spool.sent.json"
-AGAIN = (408, 425, 429)  # refusals that may be over soon; any other refusal of a request would be repeated
+AGAIN = (408, 425, 429)  # temporary refusals; other refusals would repeat
 TYPES = {"job_started", *(kind for kind, _ in (*OF_KIND.values(), *OF_STATE.values()))}
 
 
 def relay(folder: str, descriptor: int) -> None:
-    """Answer posts until stdin closes, which is the supervisor's end; then send the rest."""
+    """Accept reports until stdin closes at the supervisor's end, then send the rest."""
     folder = os.path.realpath(folder)
     order = json.loads(read_order())
     receive(Intake(folder, order), descriptor)
@@ -53,7 +53,7 @@ def relay(folder: str, descriptor: int) -> None:
 
 
 class Intake:
-    """Judges and spools what is posted."""
+    """Validates and spools posted reports."""
 
     def __init__(self, folder: str, order: Json) -> None:
         import threading
@@ -70,7 +70,7 @@ class Intake:
         }
 
     def refusal(self, path: str, headers: Any) -> tuple[int, str]:
-        """Return why a body is not even read, as HTTP status and code; status 0 where it is."""
+        """Return HTTP status and code if the headers are refused; status 0 if the body is to be read."""
         import hmac
 
         if path not in self.proofs:
@@ -84,7 +84,7 @@ class Intake:
         return (413, "too_large") if int(size) > MAX_REPORT else (0, "")
 
     def take(self, path: str, raw: bytes) -> tuple[int, str]:
-        """Spool a body; return status and code."""
+        """Spool a body; return HTTP status and code."""
         body, problem = taken(raw, path, self.names, self.job)
         if body is None:
             return 422, problem
@@ -94,7 +94,7 @@ class Intake:
 
 
 def receive(intake: Intake, descriptor: int) -> None:
-    """Answer at the listening socket that the supervisor made, in threads."""
+    """Serve on the supervisor's listening socket, in threads."""
     import socket
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -105,7 +105,7 @@ def receive(intake: Intake, descriptor: int) -> None:
 
         def do_POST(self) -> None:
             status, code = intake.refusal(self.path, self.headers)
-            self.close_connection = status > 0  # its body was not read
+            self.close_connection = status > 0  # the body was not read
             if not status:
                 status, code = intake.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
             self.answer(status, code)
@@ -140,7 +140,7 @@ def receive(intake: Intake, descriptor: int) -> None:
 
 
 def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | None, str]:
-    """Return the body of a post as it is spooled, or None and what is wrong with it."""
+    """Return the body to spool, or None and the code of the error."""
     try:
         body = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -162,12 +162,12 @@ def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | Non
 
 
 def unsettled_answer(status: int) -> bool:
-    """Return whether the same request may be taken later."""
+    """Return whether the same request may succeed later."""
     return status == 0 or status in AGAIN or status >= 500
 
 
 class Sender:
-    """Sends the spool in order. `sent` are the offsets that the server has answered for, on disk as well."""
+    """Sends the spool in order. `sent` are the offsets answered by the server; they are also saved to disk."""
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.keys = folder, order["keys"]
@@ -180,7 +180,7 @@ class Sender:
             pass
 
     def send_all(self) -> float | None:
-        """Send what is there. Return None when the server has everything, else the seconds to the next try."""
+        """Send the spooled lines. Return None if the server has all of them, else the seconds until the next try."""
         for source in SPOOLS:
             while True:
                 text, end = read_lines(self.folder, source, self.sent[source], 1 << 18)
@@ -194,11 +194,11 @@ class Sender:
                 try:
                     write_atomic(self.folder + "/" + SENT_LIST, json.dumps(self.sent).encode("ascii"))
                 except OSError:
-                    pass  # they are sent again after a restart, and known there
+                    pass  # after a restart they are sent again, and the server ignores duplicates
         return None
 
     def send(self, entries: list[Json]) -> bool:
-        """Send entries in order, neighboring points together. Return False where the server has to be asked again."""
+        """Send entries in order, with consecutive points in one request. Return False if a retry is needed."""
         points: list[Any] = []
         for entry in entries:
             body = entry["body"]
@@ -216,7 +216,7 @@ class Sender:
         return not points or self.send_points(points, entries[-1]["body"]["job_id"])
 
     def send_points(self, points: list[Any], job: str) -> bool:
-        """Send points in posts that the server takes."""
+        """Send points in batches, halved if the server refuses them. Return False if a retry is needed."""
         headers = {"Authorization": "Bearer " + self.keys["TOKEN"]}
         pieces = [points[at : at + BATCH_POINTS] for at in range(0, len(points), BATCH_POINTS)]
         while pieces:
@@ -225,12 +225,12 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # one point that can't be read costs no other
+            refused = status == 422 and half  # one invalid point must not cost the others
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 
     def post(self, path: str, body: Json, headers: dict[str, str]) -> int:
-        """Send one request; return the status of the answer, 0 for none."""
+        """Send one request; return the HTTP status, 0 if there was no answer."""
         import urllib.error
         import urllib.request
 

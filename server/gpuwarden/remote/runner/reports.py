@@ -1,6 +1,4 @@
-"""What the supervisor does about reports: it gives the job an address on this machine to post to, starts the relay
-behind that address, and reports on its own what it sees.
-"""
+"""The supervisor's part in reports: the local address that the job posts to, the relay behind it, and own reports."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.spool import Spool, utc
 
-REPORT_KEYS = "GPUWARDEN_REPORT_"  # what the names of a job's reporting keys begin with among the secrets
+REPORT_KEYS = "GPUWARDEN_REPORT_"  # prefix of the job's reporting keys among the secrets
 METRICS_PATH, ALERTS_PATH = "/api/training/local/metrics", "/api/alerts/trigger"
 MAX_REPORT = 4 << 20
-RESTART_S = 5.0  # between two starts of a relay that dies
+RESTART_S = 5.0  # between two starts of a relay that keeps failing
 OF_KIND = {"timeout": ("timeout_warning", "TIME_LIMIT"), "gpu_oom": ("gpu_oom", "CUDA_OOM")}
 OF_STATE = {
     "succeeded": ("job_completed", "completed"),
@@ -28,12 +26,12 @@ OF_STATE = {
 
 
 def take_report_keys(secrets: Json) -> dict[str, str]:
-    """Take the reporting keys out of the secrets: `TOKEN` and `KEY` of this job, and the server's `URL` if any."""
+    """Remove the reporting keys from the secrets and return them: `TOKEN`, `KEY`, and the server's `URL` if any."""
     return {name[len(REPORT_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(REPORT_KEYS)}
 
 
 class Reports:
-    """One attempt's reports. The relay is started when somebody first posts, or at once where a server is known."""
+    """The reports of one attempt. The relay starts at the first report, or immediately if a server is configured."""
 
     def __init__(self, folder: str, spec: Json, job: str, keys: dict[str, str], named: Any) -> None:
         self.folder, self.job, self.keys = folder, job, keys
@@ -48,7 +46,7 @@ class Reports:
         self.variables = self._variables(own)
 
     def _variables(self, own: Json) -> dict[str, str]:
-        """Return the job's variables. A job that brings addresses gets no key to send there."""
+        """Return the job's variables. A job that sets its own addresses gets no keys for them."""
         found = {"JOB_ID": self.job, "USER_ID": "local"}
         if self.listener is None:
             return found
@@ -61,13 +59,13 @@ class Reports:
 
     @property
     def waits(self) -> list[int]:
-        """Return the descriptor that becomes readable when somebody posts and no relay answers."""
+        """Return [listening descriptor] if no relay is running and one may be started; else an empty list."""
         alive = self.relay is not None and self.relay.poll() is None
         idle = self.listener is not None and not alive and time.monotonic() - self.tried >= RESTART_S
         return [self.listener.fileno()] if idle else []
 
     def serve(self) -> None:
-        """Start the relay, which takes over what waits at the address."""
+        """Start the relay, which accepts the waiting connections."""
         import subprocess
 
         self.tried = time.monotonic()
@@ -85,13 +83,13 @@ class Reports:
         except (OSError, subprocess.SubprocessError):
             self.relay = None
 
-    def tend(self) -> None:
-        """Start the relay for what the runner itself reports, where a server is known to send it to."""
+    def keep_running(self) -> None:
+        """Start the relay for the runner's own reports if a server is configured."""
         if self.keys.get("URL") and self.waits:
             self.serve()
 
     def points(self, step: Any, values: Json, row: Json) -> None:
-        """Report numbers of one step, at the time that the row names or now."""
+        """Report the numbers of one step, with the row's timestamp or the current time."""
         if values:
             stated = row.get("timestamp") if isinstance(row.get("timestamp"), (str, int, float)) else None
             place = {"step": step} if step is not None else {}
@@ -99,26 +97,26 @@ class Reports:
             self.spool.put("metrics", {"job_id": self.job, "metrics": [point]})
 
     def noticed(self, kind: str, text: str, status: Json) -> None:
-        """Report an alert of the runner for which the API has a type."""
+        """Report an alert of the runner if the API has a type for it."""
         if kind in OF_KIND:
             self.alert(OF_KIND[kind][0], status, status="running", error_type=OF_KIND[kind][1], error_message=text)
 
     def ended(self, state: str, why: str, status: Json) -> None:
-        """Report the end of the attempt. A preempted one may go on elsewhere, so it is no end."""
+        """Report the end of the attempt. A preemption is not an end, because the job may continue elsewhere."""
         if state in OF_STATE:
             kind, word = OF_STATE[state]
             cause = {} if state == "succeeded" else {"error_message": why}
             self.alert(kind, status, status=word, duration=int(1000 * (time.time() - status["started_at"])), **cause)
 
     def alert(self, kind: str, seen: Json, **more: Any) -> None:
-        """Report an alert with what is known of the progress."""
+        """Report an alert with the known progress."""
         known = {"current_step": seen["step"], "total_steps": seen["total_steps"], "loss": seen["metrics"].get("loss")}
         body = {"type": kind, "job_id": self.job, "source": "runner", "timestamp": utc(time.time()), **more}
         self.spool.put("alerts", {**body, **{name: value for name, value in known.items() if value is not None}})
 
 
 def listen() -> Any:
-    """Return a socket that listens on this machine only; None where that fails."""
+    """Return a socket that listens on the loopback address; None on failure."""
     import socket
 
     try:

@@ -8,20 +8,20 @@ import stat
 
 
 class SafeOpener:
-    """Open regular files by their real path without following any link.
+    """Opens regular files by their real path without following links.
 
-    It keeps the last folder open, because rosters come folder by folder.
+    The last folder is kept open, because manifests are ordered by folder.
     """
 
     def __init__(self) -> None:
         self.folder, self.at = "", -1
 
     def open(self, real: str) -> int:
-        """Return a descriptor of one file."""
+        """Open one file; return its descriptor."""
         return self.open_in(*os.path.split(real))
 
     def open_in(self, folder: str, name: str) -> int:
-        """Return a descriptor of one file of a folder, which is named by its real path."""
+        """Open one file in a folder, given by its real path; return its descriptor."""
         if folder != self.folder or self.at < 0:
             at = open_folder(folder)
             self.close()
@@ -40,7 +40,7 @@ class SafeOpener:
 
 
 def open_folder(real: str) -> int:
-    """Return the descriptor of a folder, opened by its real path without following links."""
+    """Open a folder by its real path without following links; return its descriptor."""
     step = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
     at = os.open("/", step)
     try:

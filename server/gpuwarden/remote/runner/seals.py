@@ -13,16 +13,16 @@ from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
-SEAL_AFTER_S = 5.0  # a job that ends before is sealed by its pull
+SEAL_AFTER_S = 5.0  # outputs of a shorter job are sealed by the pull
 SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
 
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
-    """Start the shipped archive beside the job at low priority. Return None where that fails: then the pull seals.
+    """Start the sealer (the archive) beside the job at low priority. Return None on failure; the pull seals then.
 
-    It ends when the other end of its stdin closes, so it never outlives a killed supervisor for long. The key is sent
-    on stdin and nowhere else.
+    The sealer ends when its stdin closes, so it does not outlive a killed supervisor for long. The key is sent only on
+    stdin.
     """
     import shutil
     import subprocess
@@ -51,7 +51,7 @@ def start_sealer(folder: str, spec: Json, key: str) -> Any:
 
 
 def find_archive(folder: str, name: Any) -> str:
-    """Return the path of the shipped archive of that name, or nothing."""
+    """Return the path of the archive with this name; empty if it is missing or its digest is wrong."""
     if not isinstance(name, str) or not ARCHIVE.fullmatch(name):
         return ""
     import hashlib
@@ -65,9 +65,9 @@ def find_archive(folder: str, name: Any) -> str:
 
 
 def seals(folder: str) -> dict[str, Json]:
-    """Return the seal log's line about each real path that was sealed last. A line that a kill cut short is skipped.
+    """Return the most recent seal of each real path in the seal log. Incomplete lines are skipped.
 
-    The author of a line is unknown here, since the job may write lines as well; the key's owner verifies its `mac`.
+    The lines are not authenticated, because the job may write to the log; the owner of the key verifies `mac`.
     """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)

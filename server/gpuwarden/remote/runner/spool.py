@@ -1,9 +1,9 @@
-"""The spool: what a job and its runner report, kept on this machine's disk until somebody has taken it.
+"""The spool: reports of a job and its runner, stored on this machine's disk until they are sent or pulled.
 
-Two files of JSON lines, each with one writer: `spool.job.jsonl` has what the job posted to the relay, and
-`spool.runner.jsonl` what the supervisor read or noticed. A line is `{"kind": "metrics" | "alerts", "body": ...}`, with
-the body that the server's API takes. Readers keep byte offsets: nothing is deleted, so a line that was sent twice or
-pulled again is known by its job, step and time.
+It consists of two files of JSON lines, each with one writer: `spool.job.jsonl` has the job's reports to the relay, and
+`spool.runner.jsonl` those of the supervisor. A line is `{"kind": "metrics" | "alerts", "body": ...}` with a body of the
+server's API. Readers keep byte offsets, and lines are never deleted. A line that is sent or pulled twice is recognized
+by its job, step and time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ MAX_SPOOL_PIECE = 4 << 20
 
 
 def spool_path(folder: str, source: str) -> str:
-    """Return the path of one of the two files."""
+    """Return the path of the spool file of a source."""
     return f"{folder}/spool.{source}.jsonl"
 
 
 def utc(at: float) -> str:
-    """Return a time as the API takes it."""
+    """Return a Unix time in the format of the API (UTC)."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06d}Z"
 
 
 class Spool:
-    """Appends to one file. What can't be written is counted in `dropped`."""
+    """Appends to one spool file. Lines that can't be written are counted in `dropped`."""
 
     def __init__(self, folder: str, source: str) -> None:
         self.path, self.fd, self.size, self.dropped = spool_path(folder, source), -1, 0, 0
 
     def put(self, kind: str, body: Json) -> bool:
-        """Append a line; return whether it is in the file, whole."""
+        """Append a line; return whether it was written completely."""
         line = json.dumps({"kind": kind, "body": body}).encode("ascii") + b"\n"
         if not self._open() or self.size + len(line) > MAX_SPOOL:
             self.dropped += 1
@@ -47,7 +47,7 @@ class Spool:
         done = write_all(self.fd, line)
         self.size += done
         if done < len(line):
-            self.size += write_all(self.fd, b"\n")  # or the next line would be lost with this one
+            self.size += write_all(self.fd, b"\n")  # otherwise the next line would be lost with this one
             self.dropped += 1
         return done == len(line)
 
@@ -64,7 +64,7 @@ class Spool:
             os.close(fd)
             return False
         self.fd, self.size = fd, info.st_size
-        if info.st_size and not ends_with_line(self.path):  # a power cut may have left half a line
+        if info.st_size and not ends_with_line(self.path):  # a power failure may have left an incomplete line
             self.size += write_all(fd, b"\n")
         return True
 
@@ -77,7 +77,7 @@ def ends_with_line(path: str) -> bool:
 
 
 def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIECE) -> tuple[bytes, int]:
-    """Return whole lines from a byte offset, and the offset after them. A file that shrank is read from its start."""
+    """Return whole lines from a byte offset, and the offset after them. A file that shrank is read from the start."""
     try:
         fd = os.open(spool_path(folder, source), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -91,13 +91,13 @@ def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIE
     finally:
         os.close(fd)
     end = data.rfind(b"\n") + 1
-    if not end and len(data) == limit:  # the runner writes no line that long: pass over it
+    if not end and len(data) == limit:  # the runner never writes a line this long: skip it
         return b"", start + len(data)
     return data[:end], start + end
 
 
 def parse_lines(text: bytes) -> list[Json]:
-    """Return the entries of some lines; what is not one is passed over."""
+    """Return the entries in some lines; invalid lines are skipped."""
     return [entry for entry in map(_entry, text.splitlines()) if entry is not None]
 
 
@@ -112,7 +112,7 @@ def _entry(line: bytes) -> Json | None:
 
 
 def spool(folder: str, request: Json) -> Json:
-    """Return what is new in both files since `cursors`, as texts of whole lines with the offsets to go on from."""
+    """Return the new lines of both files since `cursors`, as texts with the next offsets."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     cursors = request.get("cursors") or {}

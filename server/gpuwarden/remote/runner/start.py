@@ -19,7 +19,7 @@ from gpuwarden.remote.runner.supervisor import Supervisor
 
 
 def check_order(order: Json) -> None:
-    """Refuse a request that can't be carried out."""
+    """Raise Problem for an invalid request."""
     spec = order.get("spec")
     argv = spec.get("argv") if isinstance(spec, dict) else None
     sound = isinstance(argv, list) and argv and all(isinstance(word, str) and "\0" not in word for word in argv)
@@ -31,7 +31,7 @@ def check_order(order: Json) -> None:
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """Return the answer when that attempt, or a later one, was launched before; None when it was not."""
+    """Return the answer if this attempt or a later one was already launched, else None."""
     status = read_status(folder)
     if status is None:
         return None
@@ -52,7 +52,7 @@ def adopted(folder: str, order: Json) -> Json | None:
 
 
 def start(folder: str, order: Json) -> Json:
-    """Launch an attempt in the background, once, or adopt it."""
+    """Launch an attempt once, in the background, or adopt it if it was already launched."""
     import select
 
     check_order(order)
@@ -75,7 +75,7 @@ def start(folder: str, order: Json) -> Json:
 
 
 def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
-    """Start a process of the runner in a new session. It reads its request from stdin; a supervisor answers a line."""
+    """Start a runner process in a new session. It reads its request from stdin; a supervisor answers with one line."""
     import subprocess
 
     errors = os.open(
@@ -91,7 +91,7 @@ def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch, watch to the end. Answers `start` with one line and then closes its pipes."""
+    """Take the lock, launch the job and watch it to its end. Answers `start` with one line, then closes its pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()
@@ -101,12 +101,12 @@ def supervise(folder: str, order: Json) -> Json | None:
         if known:
             return known
         earlier = read_status(folder)
-        patience = 1 if earlier and earlier["state"] == "running" else 10  # one that has ended is about to leave
+        patience = 1 if earlier and earlier["state"] == "running" else 10  # after its end a supervisor exits soon
         if lock < 0 and time.monotonic() - begun > patience:
-            raise Problem("conflict", f"an earlier attempt still runs in {folder}; stop it first")
+            raise Problem("conflict", f"an earlier attempt is still running in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)
     if earlier and child_alive(earlier) is not False:
-        raise Problem("conflict", f"the process of an earlier attempt still runs in {folder}; stop it first")
+        raise Problem("conflict", f"the process of an earlier attempt is still running in {folder}; stop it first")
     os.chdir("/")
 
     def ready() -> None:
@@ -120,7 +120,7 @@ def supervise(folder: str, order: Json) -> Json | None:
 
 
 def take_lock(folder: str, name: str = "lock") -> int:
-    """Return the descriptor of the job's lock, or -1 while another process has it."""
+    """Take a lock in the run folder; return its descriptor, or -1 if another process has it."""
     import fcntl
 
     fd = os.open(folder + "/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Read and write status.json, the known state of a job."""
+"""Read and write status.json, the status of a job."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json, Problem
 
 FINAL = ("succeeded", "failed", "canceled", "preempted", "timeout")
-PAD = 16_384  # room for a status to grow into blocks that it owns already
+PAD = 16_384  # space for the status to grow without new blocks
 
 
 def write_status(folder: str, status: Json) -> bool:
-    """Write status.json, on a full disk into its present blocks. Return False where it can't be written."""
+    """Write status.json; on a full disk, into its existing blocks. Return False if it can't be written."""
     path = folder + "/status.json"
     data = json.dumps(status, allow_nan=False).encode("ascii")
     data = data.ljust(-(-len(data) // PAD) * PAD)
@@ -37,7 +37,7 @@ def write_status(folder: str, status: Json) -> bool:
 
 
 def read_status(folder: str) -> Json | None:
-    """Return the status; None when none was ever written. Raises Problem when it is invalid."""
+    """Return the status; None if there is no file. Raises Problem if it is invalid."""
     why = ""
     for _ in range(3):  # it may be rewritten in place on a full disk
         try:

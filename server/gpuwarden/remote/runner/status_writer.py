@@ -1,4 +1,4 @@
-"""Report an attempt: in its status, in alerts.jsonl, and in the spool."""
+"""Report on an attempt in its status, in alerts.jsonl, and in the spool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ALERTS = 500
 
 
 def first_status(order: Json, beat_every: float) -> Json:
-    """Return the status of an attempt that begins."""
+    """Return the initial status of an attempt."""
     return {
         "schema": 1, "token": order["token"], "attempt": order["attempt"], "state": "running", "reason": "", "why": "",
         "pid": os.getpid(), "start_ticks": start_mark(os.getpid()), "boot_id": boot_id(),
@@ -31,16 +31,16 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Keep the status and report alerts. `dirty`: the status is newer than the file."""
+    """Keeps the status and reports alerts. `dirty`: the status is newer than its file."""
 
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, reports: Reports) -> None:
         self.folder, self.status, self.log, self.redactor, self.reports = folder, status, log, redactor, reports
         self.dirty, self.written_at = True, 0.0
 
     def alert(self, kind: str, text: str, subject: str = "") -> None:
-        """Report an alert in alerts.jsonl, in the status and in the spool. `subject` is a metric's name, for example.
+        """Report an alert in alerts.jsonl (at most `MAX_ALERTS`), in the status and in the spool.
 
-        The file is bounded.
+        `subject` is, for example, the name of a metric.
         """
         text, subject = self.redactor.text(text)[:300], self.redactor.text(subject)[:100]
         self.status["alerts"] += 1
@@ -59,7 +59,7 @@ class Record:
         os.close(fd)
 
     def write(self) -> bool:
-        """Write the status now. Return whether that succeeded."""
+        """Write the status; return whether that succeeded."""
         self.written_at, self.dirty = time.monotonic(), False
         self.status.update(updated_at=time.time(), log_dropped=self.log.dropped)
         return write_status(self.folder, self.status)

@@ -1,4 +1,4 @@
-"""Write the bytes of files to stdout."""
+"""Write file contents to stdout."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_TIME = (1 << 63) - 1
 
 
 def put_out(data: bytes | bytearray | memoryview) -> None:
-    """Write to stdout, all of it."""
+    """Write all of `data` to stdout."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]
 
 
 def read(folder: str, request: Json) -> None:
-    """Write one file's bytes from an offset to stdout; errors go to stderr, and the exit code is 1.
+    """Write one file from an offset to stdout. Errors are written to stderr, and the exit code is 1.
 
     With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
     """
@@ -37,13 +37,13 @@ def read(folder: str, request: Json) -> None:
     try:
         offset, size = int(request.get("offset") or 0), os.fstat(fd).st_size
         if not 0 <= offset <= size:
-            raise Problem("bad_request", f"the file has no byte {offset}")
+            raise Problem("bad_request", f"the offset {offset} is beyond the end of the file")
         os.lseek(fd, offset, os.SEEK_SET)
         widen(1)
         if not request.get("seal"):
             pass_on(fd, None, lambda _: None)
         elif size != request.get("size"):
-            raise Problem("bad_reply", "it has another size than its roster says")
+            raise Problem("bad_reply", "its size differs from the manifest")
         else:
             sealed(fd, size)
     finally:
@@ -51,8 +51,9 @@ def read(folder: str, request: Json) -> None:
 
 
 def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
-    """Copy a file to stdout, at most `size` bytes, in pieces that fit the processor's cache; return the number of
-    bytes.
+    """Copy at most `size` bytes of a file to stdout; return the number of bytes.
+
+    `see` gets each piece. The pieces fit into the CPU cache.
     """
     piece, count = memoryview(bytearray(PIECE)), 0
     while size is None or count < size:
@@ -66,7 +67,7 @@ def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int
 
 
 def sealed(fd: int, size: int) -> None:
-    """Write a whole file, then the line with its digest."""
+    """Write a whole file, then a line with its digest and times."""
     import hashlib
 
     sha = hashlib.sha256()
@@ -76,7 +77,7 @@ def sealed(fd: int, size: int) -> None:
 
 
 def widen(pipe: int) -> None:
-    """Enlarge the pipe to the server where the system can, for fewer context switches."""
+    """Enlarge the buffer of a pipe or socket if possible, for fewer context switches."""
     try:
         import socket
 
@@ -87,21 +88,21 @@ def widen(pipe: int) -> None:
         elif stat.S_ISFIFO(kind) and sys.platform == "linux":
             import fcntl
 
-            fcntl.fcntl(pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, which has no name before Python 3.10
+            fcntl.fcntl(pipe, 1031, 1 << 20)  # F_SETPIPE_SZ, which fcntl defines since Python 3.10
     except OSError:
         pass
 
 
 def bundle(folder: str, request: Json) -> None:
-    """Write many small files to stdout as one stream; each is named by its number in `paths`."""
+    """Write small files to stdout as one stream; a file's number is its index in `paths`."""
     pack(folder, request, enumerate(map(str, request.get("paths") or [])))
 
 
 def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
-    """Write small files to stdout as one stream, each named by its number.
+    """Write small files to stdout as one stream, each identified by its number.
 
-    Some at a time: their count, a row for each with its size, times and digest, and then their bytes. A count of 0 is
-    the end. A file that can't be read, or is larger than it may be here, is left out.
+    The files are written in groups: their count, a row for each with its number, size, times and digest, and then their
+    contents. A count of 0 ends the stream. A file that can't be read or is larger than `MAX_MEMBER` is left out.
     """
     import hashlib
 
@@ -112,7 +113,7 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
         except (OSError, Problem):
             continue
         try:
-            content = os.read(fd, FIRST)  # more at once would cost a map of memory for each file
+            content = os.read(fd, FIRST)  # a larger buffer would need a new memory mapping for each file
             if len(content) == FIRST:
                 content += os.read(fd, MAX_MEMBER + 1 - FIRST)
             info = os.fstat(fd)
@@ -134,5 +135,5 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
 
 
 def clamp(time_ns: int) -> int:
-    """Return a time that fits into a row; one that doesn't equals no time of a roster."""
+    """Return a time limited to the range of a row. A limited time never matches a manifest."""
     return max(min(time_ns, MAX_TIME), -MAX_TIME)

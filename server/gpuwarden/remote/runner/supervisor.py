@@ -27,7 +27,7 @@ TICK_S = 0.25
 
 
 class Supervisor:
-    """Run one attempt of a job from launch to final status."""
+    """Runs one attempt of a job from launch to final status."""
 
     def __init__(self, folder: str, order: Json) -> None:
         spec = order["spec"]
@@ -54,7 +54,7 @@ class Supervisor:
         self.status = self.record.status
         self.progress = Progress(folder, self.record, spec)
         self.output = Output(self.log, self.redactor, self.progress.printed)
-        self.intent = ""  # why the job is being ended: canceled, preempted or timeout
+        self.intent = ""  # the reason to end the job: canceled, preempted or timeout
         self.signaled = 0.0
         self.killed = self.warned = False
         self.begun, self.beat_at = time.monotonic(), 0.0
@@ -66,7 +66,7 @@ class Supervisor:
     # -- the phases of an attempt
 
     def run(self, ready: Callable[[], None]) -> None:
-        """Launch, watch, restart where that is due, and leave a final status. Calls `ready` after the first launch."""
+        """Launch, watch and restart the command, then write the final status. Calls `ready` after the first launch."""
         self.listen()
         if not self.record.write():
             raise Problem("disk_full", f"the status can't be written to {self.folder}; nothing was launched")
@@ -86,7 +86,7 @@ class Supervisor:
         self.finish(state, reason, why)
 
     def listen(self) -> None:
-        """Turn signals into a readable pipe and an intent."""
+        """Convert signals to a readable pipe and an intent."""
         self.wake, writer = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(writer, False)
@@ -98,12 +98,12 @@ class Supervisor:
             signal.signal(number, lambda *_: self.intend("preempted"))
 
     def intend(self, intent: str, override: bool = False) -> None:
-        """Record that the job shall end; the first reason counts, except that our own stop takes precedence."""
+        """Record that the job must end. The first reason counts, unless `override`, as for gpuwarden's stop."""
         if override or not self.intent:
             self.intent = intent
 
     def launch(self) -> bool:
-        """Start the command. Return False when it could not be started; the status has the reason."""
+        """Start the command. Return False if it could not be started; the status has the error."""
         import subprocess
 
         reader, writer = os.pipe()
@@ -125,7 +125,7 @@ class Supervisor:
         return True
 
     def watch(self) -> tuple[str, str, str]:
-        """Wait for the command's end; return state, reason and sentence as `meaning` does."""
+        """Wait for the command's end; return state, reason and sentence as in `meaning`."""
         while not exited(self.child):
             self.wait()
             self.tick()
@@ -139,7 +139,7 @@ class Supervisor:
         return meaning(code, self.intent, self.spec, self.status["restarts"])
 
     def sweep(self) -> None:
-        """End what the command left running in its group, with the same grace: a job is its command."""
+        """End processes that the command left running in its group, after the same grace period."""
         end = time.monotonic() + self.grace
         group = self.child.pid
         kill_group(group, signal.SIGTERM)
@@ -150,7 +150,7 @@ class Supervisor:
             kill_group(group, signal.SIGKILL)
 
     def pause(self, seconds: float) -> bool:
-        """Wait before a restart; return True when the job is to be ended instead."""
+        """Wait before a restart; return True if the job must end instead."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.intent:
             self.wait(min(TICK_S, seconds))
@@ -158,16 +158,16 @@ class Supervisor:
         return bool(self.intent)
 
     def finish(self, state: str, reason: str, why: str) -> None:
-        """Leave the final status; on a full disk keep trying for five minutes, since everything depends on it."""
+        """Write the final status; on a full disk, retry for five minutes."""
         self.progress.take(64)
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
-            self.sealer.stdin.close()  # it checks a last time, and nobody awaits it
-        self.keep()  # the end of this process tells the upload that nobody saves any more
+            self.sealer.stdin.close()  # it checks a last time; the supervisor does not wait for it
+        self.keep()  # the end of this process tells the uploader that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.reports.ended(state, self.status["why"], self.status)
-        self.reports.tend()
+        self.reports.keep_running()
         end = time.monotonic() + 300
         while not self.record.write() and time.monotonic() < end:
             self.guard()
@@ -176,7 +176,7 @@ class Supervisor:
     # -- one turn of the loop
 
     def wait(self, seconds: float = TICK_S) -> None:
-        """Sleep until output, a signal or the time comes; take the output."""
+        """Wait up to `seconds` for output, a signal or a report; copy the output."""
         import select
 
         watched = [fd for fd in (self.wake, self.output.pipe, *self.reports.waits) if fd >= 0]
@@ -189,11 +189,11 @@ class Supervisor:
             self.progress.heard()
 
     def tick(self) -> None:
-        """Do everything that is due now."""
+        """Do the periodic work that is due."""
         self.guard()
-        self.vitals.kills.look(self.child.pid)  # at every tick, since an ended process has no group any more
+        self.vitals.kills.look(self.child.pid)  # at every tick, because an ended process no longer has a control group
         self.progress.take(1)
-        self.reports.tend()
+        self.reports.keep_running()
         self.limits()
         self.progress.tell_stall(self.spec.get("stall_s"))
         self.escalate()
@@ -208,32 +208,32 @@ class Supervisor:
             self.record.write()
 
     def beat(self, last: bool = False) -> None:
-        """Measure the machine for the status."""
+        """Write the machine's measurements to the status, and check the upload."""
         self.status["beat"] = self.vitals.take(last)
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_told:  # once, until it goes on again; texts differ at every try
+            if trouble and not self.keep_told:  # once per interruption; the texts differ at every try
                 self.record.alert("keep", trouble)
             self.keep_told = trouble
         self.record.dirty = True
 
     def keep(self) -> None:
-        """Start the upload to the artifact store, and again where its process died."""
+        """Start the upload to the artifact store, or restart it if its process died."""
         if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
             self.keeper = (
                 start_keeper(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False
             )
 
     def guard(self) -> None:
-        """End the job and leave when the run folder is gone: the machine is being torn down."""
+        """Kill the job and exit if the run folder is gone, because the machine is being torn down."""
         try:
             if os.stat(self.folder).st_ino == self.inode:
                 return
         except FileNotFoundError:
             pass
         except OSError:
-            return  # a sick disk proves nothing
+            return  # a disk error is inconclusive
         if self.child is not None and self.child.returncode is None:
             kill_group(self.child.pid, signal.SIGKILL)
         os._exit(3)
@@ -253,7 +253,7 @@ class Supervisor:
             self.intend("timeout")
 
     def escalate(self) -> None:
-        """Send SIGTERM, and SIGKILL after the grace, once the job is to end."""
+        """If the job must end, send SIGTERM, and SIGKILL after the grace period."""
         if not self.intent or self.child is None or self.child.returncode is not None:
             return
         now = time.monotonic()
@@ -267,7 +267,7 @@ class Supervisor:
             kill_group(self.child.pid, signal.SIGKILL)
 
     def asked_grace(self) -> float:
-        """Return the grace that `stop` asked for; a signal can't carry it."""
+        """Return the grace period of the stop request, in seconds; a signal can't carry it."""
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

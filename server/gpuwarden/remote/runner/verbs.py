@@ -14,7 +14,7 @@ from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.keeper import keep
 from gpuwarden.remote.runner.log import logs
 from gpuwarden.remote.runner.look import look
-from gpuwarden.remote.runner.manifest import fetch, roster
+from gpuwarden.remote.runner.manifest import fetch, list_files
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
 from gpuwarden.remote.runner.park import hear, hold, park, parker
@@ -30,7 +30,7 @@ MAX_INPUT = 16 << 20
 
 
 def serve() -> None:
-    """Answer polls, one line for each line of stdin, until it closes: a poll without the cost of starting Python."""
+    """Answer one poll per line of stdin until it closes, which saves the start of Python for each poll."""
     for line in sys.stdin:
         try:
             reply(poll("", json.loads(line)))
@@ -39,7 +39,7 @@ def serve() -> None:
 
 
 def start_and_park(folder: str, order: Json) -> Json:
-    """Launch an attempt, once, and let its machine stop itself where that is ordered, whoever launched it."""
+    """Launch or adopt an attempt, and start the self-stop process if one is ordered."""
     reply = start(folder, order)
     if reply.get("ok"):
         park(folder, {"park": order["spec"].get("park"), "attempt": order["attempt"]})
@@ -53,8 +53,8 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "poll": poll,
     "logs": logs,
     "stop": stop,
-    "list": lambda folder, request: roster(folder, request, digests=False),
-    "manifest": lambda folder, request: roster(folder, request, digests=True),
+    "list": lambda folder, request: list_files(folder, request, digests=False),
+    "manifest": lambda folder, request: list_files(folder, request, digests=True),
     "fetch": fetch,
     "read": read,
     "bundle": bundle,
@@ -67,11 +67,11 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
-"""Verbs that read or decide something for somebody, and so keep a machine from stopping itself."""
+"""Verbs that read or decide something for the user, and so delay a self-stop."""
 
 
 def answer(argv: list[str]) -> Json | None:
-    """Carry out one verb."""
+    """Run one verb."""
     if argv == ["serve"]:
         serve()
         return None
@@ -97,7 +97,7 @@ def answer(argv: list[str]) -> Json | None:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run a verb; a failure is one JSON object too, and exit code 1."""
+    """Run a verb. A failure prints one JSON object and exits with code 1."""
     sys.excepthook = report_crash
     try:
         found = answer(argv)
@@ -109,12 +109,12 @@ def main(argv: list[str]) -> NoReturn:
     if found is not None:
         reply(found)
     if argv[0] in ("fetch", "bundle"):
-        os._exit(0)  # all is written, and to free a long roster would keep the caller waiting
+        os._exit(0)  # all output is written; freeing a long list would delay the caller
     sys.exit(0)
 
 
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
-    """Report an error where the caller reads it."""
+    """Print an error for the caller, on stderr if stdout carries file contents, and exit with code 1."""
     line = {"ok": False, "code": code, "error": error}
     if argv[:1] in (["read"], ["bundle"], ["fetch"]):
         sys.stderr.write(json.dumps(line) + "\n")

@@ -1,15 +1,15 @@
-"""Sandboxes for jobs on this machine: which one works here, and the words that start a command in it.
+"""Sandboxes for jobs on this machine: detect the one that works, and build the command line that starts it.
 
-A job is code that an agent wrote. Without a sandbox it runs under the user's account and reads every key and file that
-the user can read, gpuwarden's ledger and policy among them. In one it sees its run folder (only its working folder,
-`metrics.jsonl` and a home of its own can be written), the system's programs, its interpreter, and the GPUs.
+A job is code that an agent wrote. Without a sandbox it runs under the user's account and can read every key and file of
+the user, including gpuwarden's ledger and policy. In a sandbox it has access to its run folder (only its working
+folder, `metrics.jsonl` and a private home are writable), the system's programs, its interpreter, and the GPUs.
 
-| kind | what it is | what it leaves open |
+| kind | mechanism | not covered |
 |---|---|---|
-| `bubblewrap` | namespaces of its own, by `bwrap` | nothing known |
+| `bubblewrap` | separate namespaces, by `bwrap` | nothing known |
 | `landlock` | the kernel's rules on files, TCP, signals, abstract sockets; not as root | UDP; sockets by path |
-| `sandbox-exec` | macOS's own | not run by its authors; what Apple's profile language can't say |
+| `sandbox-exec` | the sandbox of macOS | untested; limits of Apple's profile language |
 | `none` | | everything |
 
-A kind counts when the real words start Python here. Nothing is concluded from versions or settings.
+A kind is available if its real command line starts Python here, independent of versions or settings.
 """

@@ -1,4 +1,4 @@
-"""What a job may see on this machine: the system's programs, its interpreter, the GPUs, and what a person allows."""
+"""Select the files that a job may access: system programs, its interpreter, the GPUs, and paths from the policy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, below
 
 INIT: Final = Path(__file__).with_name("first.py")
 
-# What programs need of /etc. As root a sandboxed job could read all of it, so it is a list: without /etc/shadow and
-# /etc/ssl/private.
+# The files of /etc that programs need. As root a sandboxed job could read all of /etc, so this is a list, without
+# /etc/shadow and /etc/ssl/private.
 _ETC = (
     "ld.so.cache ld.so.conf ld.so.conf.d passwd group nsswitch.conf hosts host.conf protocols services localtime "
     "timezone ssl/certs ssl/cert.pem ssl/ca-bundle.pem ssl/openssl.cnf pki/ca-trust pki/tls/certs pki/tls/cert.pem "
@@ -33,7 +33,7 @@ _GPUS = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd", "/dev/dxg",
 
 @cache
 def system() -> System:
-    """Look at `/` of this machine."""
+    """Return the links and folders of `/` on this machine that every job needs."""
     links, read = [], [path for path in _WHOLE if os.path.isdir(path)]
     for name in _ROOT:
         path = Path("/") / name
@@ -53,7 +53,7 @@ def gpus() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a person allows to jobs on this machine, and what no job ever sees."""
+    """The policy's permissions for jobs on this machine, and the paths that are hidden from every job."""
 
     network: bool = False
     caches: bool = True
@@ -66,8 +66,8 @@ def box_for(
 ) -> Box:
     """Return the box of a job that is started with `env`.
 
-    `programs` are what runs it, `machine` a rehearsal's folders. A program that a job may have made shows nothing
-    beside itself: its environment could consist of links to whatever the job wants to read.
+    `programs` are the programs that run it, `machine` the folders of a rehearsal. A program that an earlier job may
+    have created does not add its environment: that could consist of links to files that the job wants to read.
     """
     run_dir = os.path.realpath(run_dir)
     hidden, write = (tuple(real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
@@ -81,10 +81,10 @@ def box_for(
     read = list(interpreters(sys.executable))
     read += [path for path in interpreters(*trusted) if not below(real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
-    if allowed.caches:  # the Hub's cache of models and datasets; the token is stored beside it, not in it
+    if allowed.caches:  # the Hub's cache of models and datasets; the token is next to it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
-    if allowed.network:  # the file that names are resolved with, which is often a link to below /run
+    if allowed.network:  # the resolver's configuration, often a link to a file below /run
         resolver = dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
         read += [path for path in resolver if os.path.exists(path)]
     return Box(
@@ -105,21 +105,21 @@ def real(path: str) -> str:
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
-    """Return the variables added to a job's environment: private folders, and no tries at a missing network."""
+    """Return the variables added to a job's environment: private folders, and offline mode without a network."""
     mounts = sandbox.kind is Kind.BUBBLEWRAP
     own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
     return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 def prepare(box: Box) -> None:
-    """Make what the words bind: the job's working folder, its home, and the file for its metrics."""
+    """Create the paths that the sandbox mounts: the job's working folder, its home, and its metrics file."""
     for folder in (box.work, box.own_home):
         Path(folder).mkdir(mode=0o700, exist_ok=True)
     os.close(os.open(box.metrics, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
 
 
 def init_source() -> tuple[str, bytes]:
-    """Return name and content of the first program inside."""
+    """Return name and content of the first program in the sandbox."""
     content = INIT.read_bytes()
     return f"sandbox-{hashlib.sha256(content).hexdigest()[:12]}.py", content
 
@@ -128,13 +128,13 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """Return the folders that Python programs need: their environment's, and those of the Python that made it."""
+    """Return the folders that Python programs need: those of their environment and of its base Python."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """Yield a program's own prefix where it is an environment of Python's or conda's; else the program alone."""
+    """Yield the parts of a program's prefix if that is an environment of Python or conda, otherwise the program."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
         marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))
@@ -147,7 +147,7 @@ def _prefixes(program: str) -> Iterator[str]:
 
 
 def _base_of(prefix: str) -> Iterator[str]:
-    """Yield the parts of the Python that an environment was made from."""
+    """Yield the parts of an environment's base Python."""
     try:
         lines = Path(prefix, "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -159,8 +159,8 @@ def _base_of(prefix: str) -> Iterator[str]:
 
 
 def _parts(prefix: str) -> Iterator[str]:
-    """Yield what an environment consists of: no other files of a project whose folder was made one, and no link that
-    leads out of it.
+    """Yield the parts of an environment. If a project folder is an environment, its other files are not included, and
+    neither are links that lead out of it.
     """
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
     top = (os.path.realpath(prefix),)

@@ -1,4 +1,4 @@
-"""Which sandbox works here: the best one that starts Python with the real words."""
+"""Detect the sandbox of this machine: the best one whose real command line starts Python."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ PROBE_S: Final = 20.0
 
 @cache
 def detect() -> Sandbox:
-    """Return the best sandbox that starts Python here. It takes some 50 ms, once for a process."""
+    """Return the best sandbox that starts Python here. Takes about 50 ms, once per process."""
     whys = []
     for candidate in _candidates():
         why = probe(candidate)
         if not why:
             return candidate
         whys.append(f"{candidate.kind}: {why}")
-    return Sandbox(Kind.NONE, why="; ".join(whys) or "this system has no sandbox that gpuwarden knows")
+    return Sandbox(Kind.NONE, why="; ".join(whys) or "this system has no sandbox that gpuwarden supports")
 
 
 def _candidates() -> Iterator[Sandbox]:
     if sys.platform == "linux":
         for program in _bwraps():
             yield Sandbox(Kind.BUBBLEWRAP, program, ("--disable-userns",))
-            yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8; a job may then make namespaces inside of its own
-        if os.getuid() != 0:  # as root it hides no other process's environment
+            yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8; a job may then create nested namespaces
+        if os.getuid() != 0:  # for root, Landlock does not hide the environment of other processes
             yield Sandbox(Kind.LANDLOCK)
     elif sys.platform == "darwin" and os.path.exists("/usr/bin/sandbox-exec"):
         yield Sandbox(Kind.SANDBOX_EXEC, "/usr/bin/sandbox-exec")
 
 
 def _bwraps() -> Iterator[str]:
-    """Yield the installed bubblewrap, then the one that `pip install gpuwarden[sandbox]` brings."""
+    """Yield the installed bubblewrap, then the one from `pip install gpuwarden[sandbox]`."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed
@@ -57,9 +57,9 @@ def _bwraps() -> Iterator[str]:
 
 
 def probe(sandbox: Sandbox) -> str:
-    """Start Python with the real arguments. Return why that fails, empty where it works."""
+    """Start Python with the real arguments. Return the reason for a failure, empty if it works."""
     if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
-        return f"it would leave a socket open that leads out ({sockets[0]})"
+        return f"it can't block the Unix socket {sockets[0]}"
     with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:
         run_dir = os.path.realpath(folder)
         box = Box(run_dir, f"{run_dir}/away", read=interpreters(sys.executable), devices=gpus())
@@ -75,7 +75,7 @@ def probe(sandbox: Sandbox) -> str:
 
 
 def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
-    """Return the exit code and the last line of output of a Python that does nothing in the sandbox."""
+    """Run an empty Python program in the sandbox; return its exit code and its last line of output."""
     with start(
         prefix, [sys.executable, "-I", "-S", "-c", "pass"], {}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:

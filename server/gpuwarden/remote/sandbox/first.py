@@ -1,15 +1,16 @@
-"""The first program inside a sandbox: it takes the job's environment over a pipe, starts the command, tells its end.
+"""The first program in a sandbox: read the job's environment from a pipe, start the command, and report its end.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
-Standard library only: it is a file beside the job, which can't write there. The job's environment never touches
-the program that builds the sandbox, or a job's `LD_PRELOAD` would run outside of it; nor is it in an argument list.
+Standard library only: it is a file next to the job, which can't write it. The program that builds the sandbox never
+gets the job's environment, because a job's `LD_PRELOAD` would then run outside of it. The environment is in no argument
+list either.
 
 | MODE | meaning |
 |---|---|
-| `init` | it is process 1 of a PID namespace: it stays, buries orphans, and reports how the command ended |
-| `plain` | the sandbox is around it already: it becomes the command |
-| a JSON object | rules for Landlock, see `restrict`; then it becomes the command |
+| `init` | run as process 1 of a PID namespace: reap orphans, and report the end of the command |
+| `plain` | already in the sandbox: become the command |
+| a JSON object | apply these rules of Landlock, see `restrict`; then become the command |
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import NoReturn
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ, WRITE = 0b1101, 0xFFFF  # execute, read files, read folders; everything up to the ioctls of devices
-ON_FILES = 0xC007  # what of it means something for a file: execute, write, read, truncate, ioctl
+ON_FILES = 0xC007  # the rights that apply to a file: execute, write, read, truncate, ioctl
 TCP = 0b11  # bind, connect
 SCOPED = 0b11  # abstract Unix sockets, signals
 
 PR_SET_SECCOMP, FILTER_MODE = 22, 2
 SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 248, 249, 250), "aarch64": (0xC00000B7, 198, 217, 218, 219)}
-"""By machine: the number of its ABI, and of `socket`, `add_key`, `request_key` and `keyctl` in it."""
+"""By machine: the numbers of its ABI, and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
 IO_URING_SETUP, OTHER_ABI, AF_VSOCK = 425, 0x40000000, 40
 LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of a filter's instructions
 AT_CALL, AT_ABI, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
@@ -39,7 +40,7 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Set up, start the command, and end as it ended."""
+    """Set up the sandbox, start the command, and exit with its exit code."""
     mode, grace, env_fd, report_fd, *command = argv
     report = int(report_fd)
     os.set_inheritable(report, False)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> NoReturn:
         if mode == "init":
             sys.exit(serve(command, env, report, float(grace)))
         if mode != "plain":
-            import json  # as slow as all the rest, so only here
+            import json  # as slow as all other imports together, so only here
 
             restrict(json.loads(mode))
         become(command, env)
@@ -65,7 +66,7 @@ def environment(fd: int) -> dict[str, str]:
 
 
 def become(command: list[str], env: dict[str, str]) -> NoReturn:
-    """Replace this process by the command, with the signals as a program expects them."""
+    """Replace this process by the command, with the default signal handlers."""
     if sys.platform == "linux":
         forbid(os.uname().machine)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
@@ -75,15 +76,15 @@ def become(command: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def serve(command: list[str], env: dict[str, str], report: int, grace: float) -> int:
-    """Run as process 1: start the command, wait for it and for orphans, end what it left running."""
-    libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not take this process over
-    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the program that made it
+    """Run as process 1: start the command, wait for it and for orphans, and end the remaining processes."""
+    libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not attach to this process
+    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the program that created it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if not child:
         try:
             become(command, env)
-        except BaseException as error:  # whatever it is, a second process 1 must not go on
+        except BaseException as error:  # after any error, the child must not continue as a second process 1
             tell(report, f"error {error}")
         os._exit(127)
     while True:
@@ -95,7 +96,7 @@ def serve(command: list[str], env: dict[str, str], report: int, grace: float) ->
 
 
 def sweep(grace: float) -> None:
-    """Ask everything else in the namespace to end, and wait a while. What then still runs dies with process 1."""
+    """Send SIGTERM to all other processes and wait up to `grace` seconds. The rest dies with process 1."""
     end = time.monotonic() + grace
     for number in (signal.SIGTERM, signal.SIGCONT):
         try:
@@ -111,7 +112,7 @@ def sweep(grace: float) -> None:
 
 
 def tell(report: int, line: str) -> None:
-    """Report to the supervisor, which may be gone. The first line counts."""
+    """Report to the supervisor, which may be gone and uses only the first line."""
     try:
         os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     except OSError:
@@ -122,10 +123,10 @@ def tell(report: int, line: str) -> None:
 
 
 def forbid(machine: str) -> None:
-    """Refuse the calls whose objects are in no namespace: the kernel's key rings, where a login may have tickets, and
-    sockets to the hypervisor or another virtual machine; and io_uring, which opens sockets too.
+    """Block system calls whose objects have no namespace: the kernel's key rings, which may have login tickets, sockets
+    to the hypervisor or another virtual machine, and io_uring, which can also open sockets.
 
-    A kernel without filters, and a machine whose numbers are not known here, refuse nothing.
+    On a kernel without filters, and on an unknown machine type, nothing is blocked.
     """
     import ctypes
 
@@ -133,7 +134,7 @@ def forbid(machine: str) -> None:
         return
     abi, open_socket, *refused = SYSTEM_CALLS[machine]
     refused.append(IO_URING_SETUP)
-    away = len(refused) + 8  # the place of the refusal; a jump counts from the next instruction
+    away = len(refused) + 8  # the index of the refusal; a jump counts from the next instruction
     rows = [(LOAD, 0, 0, AT_ABI), (IF_EQUAL, 0, away - 2, abi), (LOAD, 0, 0, AT_CALL)]
     rows.append((IF_AT_LEAST, away - 4, 0, OTHER_ABI))
     rows += [(IF_EQUAL, away - 5 - i, 0, number) for i, number in enumerate(refused)]
@@ -153,9 +154,9 @@ def forbid(machine: str) -> None:
 
 
 def restrict(rules: dict[str, list[str]]) -> None:
-    """Give up every file but those below `read` and `write`, TCP unless `network`, and signals to others.
+    """Restrict this process to files below `read` and `write`, without TCP unless `network` or signals to others.
 
-    Raises OSError where the kernel's Landlock is older than ABI 6: it would leave signals and abstract sockets open.
+    Raises OSError if the kernel's Landlock is older than ABI 6, which does not cover signals and abstract sockets.
     """
     import ctypes
 
@@ -174,7 +175,7 @@ def restrict(rules: dict[str, list[str]]) -> None:
 
 
 def allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for one path; a path that is not there needs none."""
+    """Add a rule for one path; a missing path needs none."""
     import ctypes
 
     try:
@@ -192,7 +193,7 @@ def allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def libc_call(name: str, *args: object) -> int:
-    """Call the C library. Raises OSError where it says -1."""
+    """Call the C library. Raises OSError if it returns -1."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

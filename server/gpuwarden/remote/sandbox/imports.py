@@ -1,7 +1,7 @@
-"""Ask a command's own Python which modules it finds, as confined as the job would be.
+"""Query a command's own Python for missing modules, in a sandbox as strict as the job's.
 
-Who names the program and its variables may not run anything on this machine outside of the sandbox, not even for a
-check, and a job of before may have made both. It may write nowhere and has no network.
+The caller chooses the program and its variables, and an earlier job may have created both. So they never run outside of
+the sandbox, not even for a check, and in it they have no write access and no network.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python would not find in the sandbox. Raises OSError where it does not say.
+    """Return the modules that a Python does not find in the sandbox. Raises OSError if it gives no answer.
 
-    `env` is the environment of every job here, `given` what this job adds to it.
+    `env` is the environment of every job here, `given` the variables that this job adds.
     """
-    if found.kind is Kind.NONE:  # jobs run unconfined here, as a person allowed
+    if found.kind is Kind.NONE:  # the policy allows jobs without a sandbox
         return missing_modules(python, list(names), {**env, **given})
     private_folder(run_root)
     with tempfile.TemporaryDirectory(prefix="look-", dir=run_root) as made:
@@ -66,7 +66,7 @@ def modules_not_found(
 
 
 def _read(pipe: IO[bytes], until: float) -> str:
-    """Return what comes through a pipe, at most so much and so long."""
+    """Read a pipe up to `_ANSWER` bytes or the time `until`."""
     said = bytearray()
     while len(said) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         piece = os.read(pipe.fileno(), 1 << 16)

@@ -14,7 +14,7 @@ from gpuwarden.remote.runner.command import packed
 def start(
     prefix: Sequence[str], command: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start `command` behind the words of a sandbox. `env` reaches the command alone, never what makes the sandbox."""
+    """Start `command` in a sandbox. `prefix` is the sandbox's command line; `env` reaches only `command`."""
     variables = packed(env)
     given, feed = os.pipe()
     with open(os.devnull, "wb") as report:

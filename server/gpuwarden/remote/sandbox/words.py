@@ -1,4 +1,4 @@
-"""The words that start a command in a sandbox. Pure: a box and a look at this machine in, an argument list out."""
+"""Build the argument list that starts a command in a sandbox, from a box and the facts of this machine. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ GRACE_S: Final = 10.0
 KERNEL: Final = tuple(
     f"/proc/{n}" for n in ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 )
-"""The kernel's settings: root may write them without any capability, and bubblewrap leaves them open to it."""
-OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and the job's alone
+"""The kernel's settings: root can write them without any capability, and bubblewrap does not prevent it."""
+OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and private to the job
 
 
 class Kind(StrEnum):
-    """What keeps a job in."""
+    """The mechanism that confines a job."""
 
     BUBBLEWRAP = "bubblewrap"
     LANDLOCK = "landlock"
@@ -28,21 +28,21 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What works on this machine. `program` is what starts it, `flags` what this version of it lacks or needs."""
+    """The sandbox of this machine. `program` starts it; `flags` are the options for this version of the program."""
 
     kind: Kind
     program: str = ""
     flags: tuple[str, ...] = ()
     why: str = ""
-    """Why there is none."""
+    """Why no sandbox works."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """What one job may see. Paths are absolute and real; `read` and `write` are seen where they are.
+    """The paths that one job may access. They are absolute and real; `read` and `write` appear at their own paths.
 
-    `hidden` is never seen, not even inside of `read` and `write`. `machine` are folders of a rehearsal's machine, which
-    may be inside of what is hidden.
+    `hidden` is never visible, not even inside of `read` and `write`. `machine` are folders of a rehearsal's machine,
+    which may be inside of `hidden`.
     """
 
     run_dir: str
@@ -54,7 +54,7 @@ class Box:
     devices: tuple[str, ...] = ()
     network: bool = False
     mounts: tuple[tuple[str, str, bool], ...] = ()
-    """A folder, the path where the job sees it, and whether the job may write to it. Only bubblewrap can mount."""
+    """A folder, its path in the sandbox, and whether the job may write to it. Only bubblewrap can mount."""
 
     def __post_init__(self) -> None:
         paths = [self.run_dir, self.home, *self.read, *self.write, *self.hidden, *self.machine, *self.devices]
@@ -70,18 +70,18 @@ class Box:
 
     @property
     def metrics(self) -> str:
-        """Return the file that the job appends its metrics to."""
+        """Return the file to which the job appends its metrics."""
         return f"{self.run_dir}/metrics.jsonl"
 
     @property
     def own_home(self) -> str:
-        """Return the folder that the job has in place of the user's home. It stays for the next attempt."""
+        """Return the folder that replaces the user's home. It is kept for the next attempt."""
         return f"{self.run_dir}/home"
 
 
 @dataclass(frozen=True)
 class System:
-    """The parts of this machine that every job sees: links and folders of `/`, and what is read only."""
+    """The parts of this machine that every job can read: links of `/`, and read-only paths."""
 
     links: tuple[tuple[str, str], ...]
     read: tuple[str, ...]
@@ -96,11 +96,11 @@ def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float =
         return [*python, json.dumps(landlock(box, machine)), f"{grace:g}"]
     if sandbox.kind is Kind.SANDBOX_EXEC:
         return [sandbox.program, "-p", seatbelt(box), *python, "plain", f"{grace:g}"]
-    raise ValueError("there is no sandbox")
+    raise ValueError("no sandbox works on this machine")
 
 
 def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
-    """Return the arguments of `bwrap`. Later mounts cover earlier ones, so hidden paths follow what might show them."""
+    """Return the arguments of `bwrap`. Later mounts cover earlier ones, so hidden paths come after the visible ones."""
     given = [sandbox.program, "--unshare-all", "--unshare-user", *sandbox.flags, "--as-pid-1", "--cap-drop", "ALL"]
     given += ["--share-net"] if box.network else []
     for target, link in machine.links:
@@ -131,7 +131,7 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
 
 
 def landlock(box: Box, machine: System) -> dict[str, object]:
-    """Return the rules of Landlock. It can't hide a part of a folder: one with something hidden in it is left out."""
+    """Return the rules of Landlock. It can't hide a part of a folder, so folders with hidden paths are left out."""
 
     def open_to(paths: Sequence[str]) -> list[str]:
         return [p for p in paths if not any(below(h, (p,)) or below(p, (h,)) for h in box.hidden)]
@@ -143,7 +143,7 @@ def landlock(box: Box, machine: System) -> dict[str, object]:
 
 
 def seatbelt(box: Box) -> str:
-    """Return the profile for macOS's sandbox-exec. The last rule that matches decides."""
+    """Return the profile for macOS's sandbox-exec. The last matching rule applies."""
     read = ["/usr", "/bin", "/sbin", "/System", "/Library/Apple", "/Library/Frameworks", "/private/etc/ssl"]
     read += ["/private/var/db/timezone", "/opt/homebrew", "/dev", *box.read, box.run_dir]
     write = [*box.write, box.work, box.metrics, box.own_home]

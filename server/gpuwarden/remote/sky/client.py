@@ -1,7 +1,7 @@
-"""Ask SkyPilot's SDK, which runs in another process with the interpreter that SkyPilot is installed in.
+"""Call SkyPilot's SDK, which runs in a separate process with the interpreter in which SkyPilot is installed.
 
-The process is started at the first question and kept, since importing the SDK takes seconds. Its errors come as the
-names of their classes. A question that was not answered may have been carried out.
+The process is started by the first request and kept, since importing the SDK takes seconds. It reports errors as the
+names of their classes. A request without an answer may have been carried out.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ VERSION: Final = "0.14.1"
 INSTALL: Final = f"uv tool install skypilot=={VERSION}, or name its interpreter in {PYTHON}."
 _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "ClusterDoesNotExist": (NotFound, ""),
-    "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` starts it again; it bills from then on."),
-    "ClusterNotUpError": (Conflict, "Its machine has to be up for that."),
+    "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` restarts it; it is billed from then on."),
+    "ClusterNotUpError": (Conflict, "Its machine must be up."),
     "ApiServerAuthenticationError": (AuthFailed, "Log in: sky api login."),
-    "PermissionDeniedError": (AuthFailed, "Ask whoever runs the API server."),
-    "NoCloudAccessError": (AuthFailed, "Run `sky check` where the API server runs."),
+    "PermissionDeniedError": (AuthFailed, "Ask the administrator of the API server."),
+    "NoCloudAccessError": (AuthFailed, "Run `sky check` on the machine of the API server."),
     "ResourcesUnavailableError": (NoCapacity, "Ask for another GPU, or name another infrastructure."),
     "NotSupportedError": (NotSupported, ""),
     "APINotSupportedError": (NotSupported, f"The API server needs SkyPilot {VERSION} or newer."),
-    "APIVersionMismatchError": (NotSupported, f"Bring both sides to SkyPilot {VERSION}."),
+    "APIVersionMismatchError": (NotSupported, f"Install SkyPilot {VERSION} on both sides."),
     "ResourcesMismatchError": (BadRequest, ""),
     "InvalidClusterNameError": (BadRequest, ""),
     "InvalidSkyPilotConfigError": (BadRequest, "Correct ~/.sky/config.yaml."),
     "CloudError": (Unreachable, "SkyPilot's catalog or a cloud does not answer; try again."),
     "ApiServerConnectionError": (Unreachable, "Is it up? `sky api start` starts one on this machine."),
-    "RequestException": (Unreachable, "Is SkyPilot's API server up? `sky api info` asks it."),
+    "RequestException": (Unreachable, "Check with `sky api info` that SkyPilot's API server is up."),
     "ValidationError": (BadReply, f"Is it SkyPilot {VERSION}?"),
     "BadTask": (BadRequest, "`sky gpus list` has the names of GPUs, `sky check` those of clouds."),
 }
 
 
 def sky_python(env: Mapping[str, str]) -> str:
-    """Return the interpreter that SkyPilot is installed in. Raises NotSupported where there is none."""
+    """Return the interpreter in which SkyPilot is installed. Raises NotSupported if none is found."""
     if named := env.get(PYTHON, "").strip():
         return str(Path(named).expanduser())
     program = shutil.which("sky", path=env.get("PATH"))
@@ -74,7 +74,7 @@ def sky_python(env: Mapping[str, str]) -> str:
 
 
 class _Helper:
-    """The process that has the SDK. One question at a time."""
+    """The process that runs the SDK. It handles one request at a time."""
 
     def __init__(self, python: str, env: Mapping[str, str]) -> None:
         self.lock = threading.Lock()
@@ -110,7 +110,7 @@ class _Helper:
             return said.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def ask(self, request: str, timeout_s: float) -> str:
-        """Return the answer to one request. Ends the process where none came: a later one would be mistaken for it."""
+        """Return the answer to one request. Without one, end the process: a late answer would be taken for the next."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(request + "\n")
@@ -121,7 +121,7 @@ class _Helper:
         except queue.Empty:
             self.end()
             raise Unreachable(
-                f"SkyPilot did not answer within {timeout_s:g} s", "It may have been carried out; look again."
+                f"SkyPilot did not answer within {timeout_s:g} s", "The request may have been carried out; check again."
             ) from None
         if not answer:
             last = self.end()
@@ -135,13 +135,13 @@ _STARTING = threading.Lock()
 
 
 class SkyClient:
-    """Questions to SkyPilot's API server, as whoever is logged in to it here."""
+    """Client of SkyPilot's API server, with this machine's SkyPilot login."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.env = os.environ if env is None else env
 
     async def ask(self, shape: type[T], ask: str, *, timeout_s: float | None = None, **request: Any) -> T:
-        """Return the answer to one question. Raises the error that SkyPilot's own means."""
+        """Return the answer to one request. Raises SkyPilot's error as gpuwarden's own error type."""
         body = json.dumps({"ask": ask, **request})
         raw = await to_thread.run_sync(self._talk, body, timeout_s or ANSWER_S, abandon_on_cancel=True)
         try:
@@ -149,14 +149,16 @@ class SkyClient:
             if reply["ok"] is True:
                 return TypeAdapter(shape).validate_python(reply["value"])
         except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise BadReply("SkyPilot's answer is not understood", f"Is it SkyPilot {VERSION}?") from error
+            raise BadReply(
+                "SkyPilot's answer can't be parsed", f"Check that SkyPilot {VERSION} is installed."
+            ) from error
         names, said = reply.get("error"), line(reply.get("message") or "no reason given", 600)
         for name in names if isinstance(names, list) else ():
             if name in _MEANINGS:
                 kind, hint = _MEANINGS[name]
                 raise kind(f"SkyPilot: {said}", hint)
-        # A refusal that is not known says nothing about what there is.
-        raise BadReply(f"SkyPilot answered something unexpected: {said}", "`sky api status` shows what it works on.")
+        # An unknown refusal is inconclusive about the state of jobs and clusters.
+        raise BadReply(f"SkyPilot gave an unexpected answer: {said}", "`sky api status` lists its current requests.")
 
     def _talk(self, body: str, timeout_s: float) -> str:
         python = sky_python(self.env)

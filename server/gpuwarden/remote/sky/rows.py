@@ -1,4 +1,4 @@
-"""What the helper tells of clusters, jobs and costs, and the options of a task."""
+"""Models of the helper's replies about clusters, jobs and costs, and the options of a task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY_GPU: Final = frozenset({"any", "gpu"})
 
 
 class Info(Frozen):
-    """The API server, and as whom it is asked."""
+    """The API server, and the user who is logged in to it."""
 
     url: str
     version: str
@@ -28,7 +28,7 @@ class Info(Frozen):
 
 
 class Plan(Frozen):
-    """What SkyPilot would launch, and its price for an hour in US dollars where the catalog has one."""
+    """SkyPilot's plan for a launch, and its price per hour in US dollars if the catalog has one."""
 
     usd: float | None
     plan: str
@@ -37,14 +37,14 @@ class Plan(Frozen):
 
 
 class Launched(Frozen):
-    """Whether a launch or a job was there already. `idle_minutes` None: its machine can't stop itself."""
+    """Result of a launch. `adopted`: it existed already. `idle_minutes` is None if the machine can't self-stop."""
 
     adopted: bool
     idle_minutes: int | None = None
 
 
 class Cluster(Frozen):
-    """One cluster. `hash` is its identity: a name is given again. `ids` are the machines' own at their cloud."""
+    """One cluster. `hash` is its identity, since names are reused. `ids` are the machines' ids at their cloud."""
 
     name: str
     hash: str
@@ -64,9 +64,9 @@ class Cluster(Frozen):
 
 
 class ManagedJob(Frozen):
-    """A job that SkyPilot's controller rents machines for, again and again where they are taken.
+    """A job for which SkyPilot's controller rents machines, and replaces them if they are preempted.
 
-    `schedule` is DONE once the controller has nothing more to do for it, the end of its machine `cluster` included.
+    `schedule` is DONE once the controller has finished all work for it, including the end of its machine `cluster`.
     """
 
     id: int
@@ -85,12 +85,12 @@ class ManagedJob(Frozen):
 
     @property
     def over(self) -> bool:
-        """Return whether its command will not run any more."""
+        """Return whether its command will not run again."""
         return self.status == "SUCCEEDED" or self.status == "CANCELLED" or self.status.startswith("FAILED")
 
 
 class ManagedQueue(Frozen):
-    """Managed jobs, the names of those on their way to the controller, and why other names have no job."""
+    """Managed jobs, the names of jobs that are being submitted, and the errors of failed submissions by name."""
 
     rows: tuple[ManagedJob, ...]
     sent: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class ManagedQueue(Frozen):
 
 
 class Request(Frozen):
-    """A launch that the server was asked for."""
+    """A launch request to the server."""
 
     status: str
     live: bool
@@ -107,7 +107,7 @@ class Request(Frozen):
 
 
 class Clusters(Frozen):
-    """Clusters and, where one was named, its launches. `why` is what the newest of them failed with."""
+    """Clusters and, if one was named, its launches. `why` is the error of the newest launch."""
 
     clusters: tuple[Cluster, ...]
     requests: tuple[Request, ...]
@@ -127,14 +127,14 @@ class QueuedJob(Frozen):
 
 
 class JobQueue(Frozen):
-    """A cluster's queue, and the names of the jobs on their way into it."""
+    """A cluster's queue, and the names of the jobs that are being submitted to it."""
 
     rows: tuple[QueuedJob, ...]
     sent: tuple[str, ...]
 
 
 class Cost(Frozen):
-    """What one cluster cost by SkyPilot's report. `live`: it is still in SkyPilot's list."""
+    """SkyPilot's reported cost of one cluster. `live`: it is still in SkyPilot's list."""
 
     name: str
     hash: str
@@ -150,13 +150,13 @@ class Log(Frozen):
 
 
 class Done(Frozen):
-    """Whether a verb was carried out already; it goes on in the API server otherwise."""
+    """Whether a verb has completed; otherwise it continues in the API server."""
 
     done: bool
 
 
 class SkyOptions(Frozen):
-    """The options that only SkyPilot has. `region` and `zone` are the second and third part of its `infra`."""
+    """SkyPilot's own options. `region` and `zone` are the second and third part of its `infra`."""
 
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
     zone: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,100}$")
@@ -165,34 +165,34 @@ class SkyOptions(Frozen):
     memory: str | None = Field(default=None, pattern=r"^\d{1,5}\+?$")
     image: str | None = Field(default=None, max_length=300)
     managed: bool = False
-    """Whether SkyPilot's jobs controller rents the machine, and again where it is taken: `sky-jobs/INFRA`."""
+    """Whether SkyPilot's jobs controller rents the machine and replaces it if preempted: `sky-jobs/INFRA`."""
 
 
 def read_options(options: dict[str, Any]) -> SkyOptions:
-    """Return a job's options. Raises BadRequest for one that SkyPilot lacks."""
+    """Return a job's options. Raises BadRequest for one that SkyPilot does not have."""
     try:
         return SkyOptions.model_validate(options)
     except ValidationError as error:
         at = ", ".join(line(".".join(map(str, e["loc"])), 60) for e in error.errors())
         known = ", ".join(SkyOptions.model_fields)
-        raise BadRequest(f"options of sky can't be used: {at}", f"There are {known}.") from error
+        raise BadRequest(f"options of sky can't be used: {at}", f"The options are {known}.") from error
 
 
 def cluster_name(token: str) -> str:
-    """Return the name of a token's cluster. Raises BadRequest for a token that SkyPilot would not take."""
+    """Return the name of a token's cluster. Raises BadRequest for a token that SkyPilot would not accept."""
     if not _TOKEN.fullmatch(token):
         raise BadRequest(f"{line(token, 80)} can't be the name of a cluster", "Letters, digits and dashes are allowed.")
     return PREFIX + token
 
 
 def token_of(name: str) -> str:
-    """Return the token of a cluster's name; empty where it can't be one of ours, such as one with a path in it."""
+    """Return the token in a cluster's name; empty if it is not a name of gpuwarden, such as one with a path."""
     token = name.removeprefix(PREFIX)
     return token if name.startswith(PREFIX) and _TOKEN.fullmatch(token) else ""
 
 
 def task(infra: str, resources: Resources) -> dict[str, Any]:
-    """Return the task that launches a machine and runs nothing on it."""
+    """Return the task that launches a machine without a command."""
     options = read_options(resources.options)
     given: dict[str, Any] = {
         "infra": "/".join(
@@ -207,7 +207,7 @@ def task(infra: str, resources: Resources) -> dict[str, Any]:
     }
     gpu = resources.gpu
     if gpu is not None and gpu.lower() in ANY_GPU:
-        raise BadRequest("SkyPilot has to be told which GPU", "Name one, as `sky gpus list` shows it.")
+        raise BadRequest("SkyPilot needs the name of a GPU", "Choose one from `sky gpus list`.")
     given["accelerators"] = {gpu: resources.gpu_count} if gpu else None
     return {"name": "gpuwarden", "resources": {k: v for k, v in given.items() if v is not None}}
 

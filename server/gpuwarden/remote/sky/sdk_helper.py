@@ -1,8 +1,8 @@
-"""Answer gpuwarden's questions with SkyPilot's SDK. Runs in the interpreter that SkyPilot is installed in.
+"""Answer gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
 
-SkyPilot pins versions that gpuwarden can't have (uvicorn below 0.36), so the two never share an interpreter. A request
-is one line of JSON on stdin, its answer one line on stdout. What the SDK prints goes to stderr. An API server is never
-started from here: a server that is down is not an empty one. Needs SkyPilot 0.14 and Python 3.9, and nothing else.
+SkyPilot pins versions that conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
+request is one line of JSON on stdin, its answer one line on stdout. Output of the SDK goes to stderr. The helper never
+starts an API server: a server that is down must not be taken for an empty one. Needs only SkyPilot 0.14 and Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional
 Json = Dict[str, Any]
 
 SETTLE_S = 8.0
-"""How long a request that works on a machine is watched for a refusal; it goes on in the API server."""
+"""Time to wait for the refusal of a request that works on a machine; it continues in the API server."""
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 MAX_LOG = 8 << 20
 CONTROLLERS = ("sky-jobs-controller-", "sky-serve-controller-")
@@ -27,20 +27,20 @@ MANAGED = [
     "submitted_at", "start_at", "end_at", "recovery_count", "failure_reason", "current_cluster_name",
 ]  # fmt: skip
 _PRINTED = re.compile(r"^\([^()\n]{1,250}, (?:rank=\d+, )?pid=\d+(?:, ip=[^()\n]{1,60})?\) ")
-"""What SkyPilot puts before each line that a job prints."""
+"""SkyPilot's prefix of each line that a job prints."""
 _NAME = re.compile(r"^name:\s*['\"]?([^'\"\n]+)", re.MULTILINE)
 
 
 class BadTask(Exception):
-    """A task that the SDK refused before anything was sent."""
+    """The SDK refused the task before anything was sent."""
 
 
 class ControllerStopped(Exception):
-    """The machine that knows the managed jobs is stopped."""
+    """The machine of the jobs controller is stopped."""
 
 
 def task_of(config: Json) -> Any:
-    """Return the SDK's task of a plain one. Raises BadTask."""
+    """Convert a plain task to the SDK's. Raises BadTask."""
     try:
         return sky.Task.from_yaml_config(dict(config))
     except ValueError as error:
@@ -48,7 +48,7 @@ def task_of(config: Json) -> Any:
 
 
 def settled(request: str) -> bool:
-    """Wait a moment for a request's end, and raise what it failed with. Return whether it ended."""
+    """Wait up to `SETTLE_S` for a request's end, and raise its error. Return whether it ended."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
         found = sdk.api_status([request], all_status=True)
@@ -60,7 +60,7 @@ def settled(request: str) -> bool:
 
 
 def info() -> Json:
-    """Return the server's address and version, the user, and the infrastructure that it may use."""
+    """Return the server's address and version, the user, and the enabled infrastructure."""
     health = sdk.api_info()
     user = health.get("user") or {}
     return {
@@ -73,7 +73,7 @@ def info() -> Json:
 
 
 def stops(resources: Any) -> bool:
-    """Return whether a machine can be stopped and started again, and can do that by itself."""
+    """Return whether a machine can be stopped and restarted, and can self-stop."""
     features = sky.clouds.CloudImplementationFeatures
     try:
         resources.cloud.check_features_are_supported(resources, {features.STOP, features.AUTOSTOP})
@@ -83,9 +83,9 @@ def stops(resources: Any) -> bool:
 
 
 def quote(task: Json, name: str) -> Json:
-    """Dry-run a task's launch, and return the cheapest offer of its GPU in the catalog. No offer has no price.
+    """Dry-run a task's launch, and return the cheapest offer of its GPU in the catalog. Without an offer, no price.
 
-    The server tells nobody but a reader of its log what a dry run would cost.
+    The server reports the price of a dry run only in its log.
     """
     made = task_of(task)
     sdk.get(sdk.launch(made, cluster_name=name, dryrun=True))
@@ -107,12 +107,12 @@ def quote(task: Json, name: str) -> Json:
 
 
 def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
-    """Launch a cluster without a job, unless one of that name is there or on its way."""
+    """Launch a cluster without a job, unless one of that name exists or is being launched."""
     if any(r["live"] for r in requests_of(name)) or sdk.get(sdk.status([name], all_users=True)):
         return {"adopted": True}
     made = task_of(task)
     can = all(stops(one) for one in made.resources if one.cloud is not None)
-    # Where a machine can't stop itself there is no switch: SkyPilot could only end it, with everything on it.
+    # For a machine that can't self-stop no autostop is set: SkyPilot could only terminate it, with all its data.
     idle = idle_minutes if can else None
     wait = autostop_lib.AutostopWaitFor.NONE if at_once else autostop_lib.AutostopWaitFor.JOBS
     settled(
@@ -122,7 +122,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def requests_of(name: str) -> List[Json]:
-    """Return the launches of a cluster that the server still knows, the newest first."""
+    """Return the launches of a cluster that the server still has on record, newest first."""
     found = sdk.api_status(all_status=True, limit=200, cluster_name=name)
     kept = [r for r in found if r.name in ("sky.launch", "sky.start") and r.cluster_name == name]
     kept.sort(key=lambda r: -r.created_at)
@@ -132,7 +132,7 @@ def requests_of(name: str) -> List[Json]:
 
 
 def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Json:
-    """Return clusters as the server knows them, looked up at their cloud where `fresh`.
+    """Return clusters from the server's records; with `fresh` the server queries their cloud first.
 
     `reach` writes the SSH configuration of the named clusters, as `sky status` does.
     """
@@ -151,12 +151,12 @@ def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Js
 
 
 def managed(match: str = "", finished: bool = False) -> Json:
-    """Return every user's managed jobs whose name has `match`, those that ended too where `finished`.
+    """Return every user's managed jobs whose name contains `match`; with `finished`, including jobs that ended.
 
-    No list of clusters has their machines. `sent` are the names of those that are on their way to the controller, and
-    `failed` is why a name that has no job has none.
+    No list of clusters has their machines. `sent` has the names of jobs that are being submitted to the controller, and
+    `failed` has the errors of failed submissions by name.
     """
-    # Before the list: see jobs. Those on their way are asked for apart: 200 later requests would hide them.
+    # Before the list: see `jobs`. Running requests are listed separately, because 200 later requests would hide them.
     asked = [*sdk.api_status(), *sdk.api_status(all_status=True, limit=200)] if finished else []
     launches = [
         (json.loads(request.request_body or "{}").get("name") or "", request)
@@ -171,8 +171,8 @@ def managed(match: str = "", finished: bool = False) -> Json:
         )
     except sky.exceptions.ClusterNotUpError:
         if finished and any(c["name"].startswith(CONTROLLERS[0]) for c in sdk.get(sdk.status(all_users=True))):
-            raise ControllerStopped("SkyPilot's jobs controller is stopped, so nobody knows its jobs") from None
-        found = []  # without a controller nothing runs, and one that is stopped is listed as a cluster
+            raise ControllerStopped("SkyPilot's jobs controller is stopped, so its jobs can't be listed") from None
+        found = []  # without a controller nothing runs; a stopped controller is listed as a cluster
     rows = [managed_job(job) for job in (found[0] if isinstance(found, tuple) else found)]
     rows = [row for row in rows if match in row["name"]]
     known, failed = {row["name"] for row in rows}, {}
@@ -207,8 +207,8 @@ def managed_job(job: Any) -> Json:
 def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> Json:
     """Submit a managed job, unless one of that name was submitted before.
 
-    The SDK repeats a request whose connection broke, and each one that arrived rents a machine: all but the first are
-    canceled.
+    The SDK repeats a request after a broken connection, and every request that arrives rents a machine. All jobs but
+    the first are canceled.
     """
     before = managed(name, finished=True)
     adopted = name in before["sent"] or any(row["name"] == name for row in before["rows"])
@@ -224,19 +224,19 @@ def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> 
 
 
 def cancel_managed(job_id: int, graceful: bool) -> Json:
-    """Ask for a managed job's end."""
+    """Request the cancellation of a managed job."""
     return {"done": settled(jobs_sdk.cancel(job_ids=[job_id], graceful=graceful))}
 
 
 def managed_logs(job_id: int) -> Json:
-    """Return what a managed job printed; where it printed nothing, what SkyPilot has to say."""
+    """Return a managed job's output, or SkyPilot's own messages if the job printed nothing."""
     text = streamed(jobs_sdk.tail_logs(job_id=job_id, follow=False, preload_content=False))
     printed = [line for line, count in (_PRINTED.subn("", one, count=1) for one in text.splitlines(True)) if count]
     return {"text": "".join(printed) or text}
 
 
 def write_alias(record: Any) -> None:
-    """Let `ssh CLUSTER` reach a cluster that is up: SkyPilot's client does this, and its SDK does not."""
+    """Write the SSH alias of a cluster that is up: SkyPilot's client does this, its SDK does not."""
     handle, credentials = record.get("handle"), record.get("credentials")
     if handle is None or not credentials or not handle.cached_external_ips or record["status"].value != "UP":
         return
@@ -252,7 +252,7 @@ def cluster(record: Any) -> Json:
     inside = getattr(handle, "cached_cluster_info", None)
     try:
         usd: Optional[float] = float(resources.get_cost(3600)) * int(record["nodes"])
-    except Exception:  # the catalog has no price, or can't be had now
+    except Exception:  # the catalog has no price, or is not available
         usd = None
     try:
         can: Optional[bool] = stops(resources)
@@ -279,9 +279,9 @@ def cluster(record: Any) -> Json:
 
 
 def jobs(cluster: str) -> Json:
-    """Return the queue of a cluster, and the names of the jobs that are on their way into it."""
+    """Return the queue of a cluster, and the names of the jobs that are being submitted to it."""
     sent: List[str] = []
-    # In this order: what arrives meanwhile is in both, and not in neither.
+    # In this order, a job that arrives between the two requests is in both lists instead of in none.
     for request in sdk.api_status(cluster_name=cluster):
         if request.name == "sky.exec" and request.status not in FINAL and request.cluster_name == cluster:
             sent += _NAME.findall(json.loads(request.request_body or "{}").get("task") or "")[-1:]
@@ -311,15 +311,15 @@ def execute(cluster: str, name: str, run: str, secrets: Dict[str, str]) -> Json:
 
 
 def logs(cluster: str, job_id: int) -> Json:
-    """Return a job's log as SkyPilot has it."""
+    """Return a job's log from SkyPilot."""
     text = streamed(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False))
     if not text:
-        sdk.get(sdk.queue(cluster))  # an empty log is also what a cluster that is gone has
+        sdk.get(sdk.queue(cluster))  # raises if the log is empty because the cluster is gone
     return {"text": text}
 
 
 def streamed(chunks: Any) -> str:
-    """Return a log that comes in pieces, without colors."""
+    """Join the pieces of a log, without colors."""
     text = ""
     for chunk in chunks:
         if chunk is None or len(text) > MAX_LOG:
@@ -329,7 +329,7 @@ def streamed(chunks: Any) -> str:
 
 
 def cost(names: List[str]) -> List[Json]:
-    """Return what clusters of these names cost by SkyPilot's own report, those that are gone included."""
+    """Return SkyPilot's cost report of the clusters with these names, including terminated clusters."""
     rows = [row for row in sdk.get(sdk.cost_report()) if row["name"] in names]
     return [
         {
@@ -344,14 +344,14 @@ def cost(names: List[str]) -> List[Json]:
 
 
 def act(verb: str, cluster: str, **more: Any) -> Json:
-    """Ask for one of the verbs `stop`, `down`, `start` or `cancel`, and see whether it is refused."""
+    """Request `stop`, `down`, `start` or `cancel`, and wait briefly for a refusal."""
     if "idle_minutes" in more:
         more["idle_minutes_to_autostop"] = more.pop("idle_minutes")
     return {"done": settled(getattr(sdk, verb)(cluster, **more))}
 
 
 def autostop(cluster: str, idle_minutes: int, at_once: bool) -> Json:
-    """Set the time after which a cluster stops itself. It is never told to end itself."""
+    """Set the time after which a cluster stops itself. It never terminates itself."""
     wait = autostop_lib.AutostopWaitFor.NONE if at_once else autostop_lib.AutostopWaitFor.JOBS
     return {"done": settled(sdk.autostop(cluster, idle_minutes, wait_for=wait, down=False))}
 
@@ -382,7 +382,7 @@ if __name__ == "__main__":
 
     for line in sys.stdin:
         request = json.loads(line)
-        server_common.get_api_server_status_response.cache_clear()  # the SDK would remember that a server was down
+        server_common.get_api_server_status_response.cache_clear()  # the SDK caches that a server was down
         try:
             answer = {"ok": True, "value": VERBS[request.pop("ask")](**request)}
         except Exception as error:

@@ -1,7 +1,7 @@
 """Read the user's SSH configuration for a host.
 
-The installed OpenSSH client is asked (`ssh -G`), because only it knows `Include`, `Match` and its own defaults;
-where there is none, paramiko's reader of `~/.ssh/config` answers.
+The installed OpenSSH client reads it (`ssh -G`), because only OpenSSH handles `Include`, `Match` and its own defaults.
+If no client is installed, paramiko reads `~/.ssh/config`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where and as whom to connect. `alias` is the name the user or a provider gave; `host` what it resolves to."""
+    """The address and user of a connection. `host` is the resolved `alias`, the name from the user or a provider."""
 
     alias: str
     host: str
@@ -38,11 +38,11 @@ class Endpoint:
     host_key_alias: str | None = None
     known_hosts_command: str | None = None
     identity_agent: str | None = None
-    """The socket of another agent than that of SSH_AUTH_SOCK; `none` where no agent is to be asked."""
+    """The socket of an agent other than that of SSH_AUTH_SOCK; `none` disables the agent."""
     certificates: tuple[str, ...] = ()
-    """The user's certificates that are not beside their keys (`CertificateFile`)."""
+    """The user's certificates that are not stored beside their keys (`CertificateFile`)."""
     strict: bool = False
-    """True where the user's configuration lets no unknown host key pass (`StrictHostKeyChecking yes`)."""
+    """True if the user's configuration rejects unknown host keys (`StrictHostKeyChecking yes`)."""
 
     @property
     def known_as(self) -> str:
@@ -64,10 +64,10 @@ def check_host(host: str) -> str:
 def resolve(
     host: str, *, port: int | None = None, user: str | None = None, config: Path | None = None, timeout_s: float = 10
 ) -> Endpoint:
-    """Look `host` up in the user's SSH configuration; `port` and `user`, when given, win over it.
+    """Look up `host` in the user's SSH configuration. `port` and `user`, if given, take precedence.
 
-    `config` is another file to read instead of the user's and the system's. Raises `BadRequest` for a name or a
-    configuration that can't be used.
+    `config` is a file to read instead of the user's and the system's. Raises `BadRequest` for an invalid name or
+    configuration.
     """
     check_host(host)
     if user is not None and not _USER.fullmatch(user):
@@ -90,7 +90,7 @@ def _ask_openssh(
         ran = subprocess.run(argv, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
         raise BadRequest(
-            f"`ssh -G {host}` did not answer in {timeout_s:g} s", "A Match exec in ~/.ssh/config may be waiting."
+            f"`ssh -G {host}` did not answer in {timeout_s:g} s", "Check whether a Match exec in ~/.ssh/config hangs."
         ) from None
     if ran.returncode != 0:
         why = ran.stderr.decode("utf-8", "replace").strip()[-500:]
@@ -144,7 +144,7 @@ def _endpoint(alias: str, port: int | None, user: str | None, found: dict[str, l
 
 
 def _agent(word: str, tokens: dict[str, str]) -> str | None:
-    """Return what `IdentityAgent` means: a socket, `none`, or None for that of SSH_AUTH_SOCK."""
+    """Return the value of `IdentityAgent`: a socket, `none`, or None for the socket of SSH_AUTH_SOCK."""
     if word in {"", "SSH_AUTH_SOCK"}:
         return None
     if word.startswith("$"):
@@ -157,7 +157,7 @@ def _expand(text: str, tokens: dict[str, str]) -> str:
 
 
 def _paths(text: str) -> list[str]:
-    """Split a list of paths, from which `ssh -G` has dropped the quotes: one with spaces is known by being there."""
+    """Split a list of paths. `ssh -G` drops the quotes, so a path with spaces is recognized by an existing file."""
     words = text.split()
     for end in range(len(words), 1, -1):
         if Path(" ".join(words[:end])).expanduser().is_file():
@@ -175,6 +175,6 @@ def parse_jump(hop: str) -> tuple[str, int | None, str | None]:
     user, _, address = hop.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
     match = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?|([0-9A-Fa-f:]+)", address)
     if not match:
-        raise BadRequest(f"ProxyJump {hop!r} is not understood", "Write [user@]host[:port].")
+        raise BadRequest(f"ProxyJump {hop!r} is invalid", "Use [user@]host[:port].")
     port = match[2] or match[4]
     return match[1] or match[3] or match[5], int(port) if port else None, user or None

@@ -1,4 +1,4 @@
-"""Open a connection to a machine: by the system's own `ssh` where it can be used, else by paramiko. Blocking."""
+"""Open a connection to a machine: with the system's `ssh` if it is usable, otherwise with paramiko. Blocking."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gpuwarden.remote.ssh.mux import TICK_S
 
 
 class Channel(Protocol):
-    """One command on a machine. Its methods wait at most `TICK_S` and raise `TimeoutError` then; a lost connection is
-    an `OSError`. One thread at a time; `close` is safe at any moment.
+    """One command on a machine. Use it from one thread at a time; `close` is safe at any moment.
+
+    Its methods wait at most `TICK_S` before they raise `TimeoutError`. A lost connection raises `OSError`.
     """
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin what it takes now. Raises `BrokenPipeError` when the command takes no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
         ...
 
     def end_input(self) -> None:
@@ -25,52 +26,52 @@ class Channel(Protocol):
         ...
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read what stdout has; 0 at its end. Raises `ConnectionError` where the end is that of the connection."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
         ...
 
     def errors(self) -> bytes:
-        """Return what stderr had since the last call; never waits."""
+        """Return the stderr output since the last call, without waiting."""
         ...
 
     def exited(self) -> bool:
-        """Return whether the command's end is known."""
+        """Return whether the command is known to have ended."""
         ...
 
     def code(self) -> int | None:
-        """Return the exit code; None where a signal ended the command. Raises `ConnectionError` for a lost one."""
+        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
         ...
 
     def close(self) -> None:
-        """Leave the command."""
+        """Close the channel. The command is not killed."""
         ...
 
 
 class Connection(Protocol):
-    """A logged-in connection, for many commands."""
+    """A logged-in connection that runs many commands."""
 
     @property
     def key(self) -> HostKey:
-        """Return the key that the host proved to have."""
+        """Return the verified host key."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Return whether commands can be sent."""
+        """Return whether the connection can run commands."""
         ...
 
     def open_channel(self, command: bytes) -> Channel:
-        """Start a command line. Raises `OSError` where the machine opens no further session now."""
+        """Start a command line. Raises `OSError` if the machine refuses another session now."""
         ...
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         ...
 
 
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
     """Connect and log in.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
     """
     if client := openssh.usable():
         return openssh.connect(client, endpoint, pin=pin, config=config)

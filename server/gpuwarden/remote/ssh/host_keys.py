@@ -1,8 +1,8 @@
-"""Host keys: what a machine showed, what the user's known_hosts say of it, and the errors when the two disagree.
+"""Host keys: the key that a machine shows, the user's known_hosts entries for it, and the errors if they disagree.
 
-A key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide; a host that they
-don't list is trusted once, and the key is handed back so that the caller records it as the pin. A changed key is
-refused, always, and so is one that known_hosts mark as `@revoked`.
+A key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide. A host that they
+do not list is trusted on first contact, and its key is returned so that the caller records it as the pin. A changed
+key is always refused, as is a key that known_hosts mark as `@revoked`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gpuwarden.remote.ssh.config import Endpoint
 
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
-OPENSSH: Final = "Install OpenSSH's client, 8.5 or newer: gpuwarden uses it where it finds `ssh` on the PATH."
-# As `ssh-keygen -H` writes a name: a salt and a digest of 20 bytes each.
+OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if `ssh` is on the PATH."
+# A name as `ssh-keygen -H` writes it: a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
-"""Number of fields of a public key; an ECDSA key has two, its curve and its point."""
+"""Number of fields of a public key. An ECDSA key has two: its curve and its point."""
 
 
 class HostKeyChanged(Refused):
-    """The machine shows another key than the one recorded at first contact. `pinned` and `seen` are fingerprints."""
+    """The machine shows a key other than the recorded one. `pinned` and `seen` are fingerprints."""
 
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
@@ -50,31 +50,31 @@ class HostKeyRevoked(HostKeyChanged):
         Refused.__init__(
             self,
             f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to it",
-            "Somebody may have that key. Give the machine a new one, and verify it in the provider's console.",
+            "The key may be compromised. Give the machine a new one, and verify it in the provider's console.",
         )
         self.pinned, self.seen = "", seen
 
 
 class HostKeyUnproven(HostKeyChanged):
-    """Nothing vouches for the host's key, and the user's configuration does not let an unknown one pass."""
+    """No known_hosts entry or certificate confirms the host key, and the user's configuration rejects unknown keys."""
 
     def __init__(self, endpoint: Endpoint, line: str, *, certified: bool, checked: bool = True) -> None:
         where, seen = endpoint.known_as, fingerprint(line)
         kind = next((k for k in ("ed25519", "ecdsa") if k in line.split()[0]), "rsa")
-        lacking = f"no certificate of that authority for {seen} was seen" if checked else "paramiko checks none"
+        lacking = f"no certificate of that authority was shown for {seen}" if checked else "paramiko checks none"
         why = (
-            f"known_hosts leave {where} to a @cert-authority, and {lacking}"
+            f"known_hosts name a @cert-authority for {where}, and {lacking}"
             if certified
-            else f"known_hosts do not list {where}, which shows {seen}, and StrictHostKeyChecking is yes for it"
+            else f"known_hosts do not list {where}, which shows {seen}, and StrictHostKeyChecking is yes"
         )
         Refused.__init__(
             self,
             f"{why}. Nothing was sent to it",
-            f"{'Has the host certificate expired, or another name?' if checked else OPENSSH} "
-            "To list the key itself, after comparing it: "
+            f"{'Check the expiry and the names of the host certificate.' if checked else OPENSSH} "
+            "To add the key itself to known_hosts, after comparing it: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts'
             if certified
-            else f"Compare it with the provider's console, then list it: ssh-keyscan -p {endpoint.port} "
+            else f"Compare it with the provider's console, then add it: ssh-keyscan -p {endpoint.port} "
             f"{endpoint.host} >> ~/.ssh/known_hosts",
         )
         self.pinned, self.seen = "", seen
@@ -82,7 +82,7 @@ class HostKeyUnproven(HostKeyChanged):
 
 @dataclass(frozen=True)
 class HostKey:
-    """A host's public key as OpenSSH writes it (`ssh-ed25519 AAAA...`), and whether it was trusted just now."""
+    """A host's public key as OpenSSH writes it (`ssh-ed25519 AAAA...`). `first_contact`: it was trusted just now."""
 
     line: str
     first_contact: bool
@@ -94,7 +94,7 @@ class HostKey:
 
 
 def fingerprint(line: str) -> str:
-    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` for something else."""
+    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` if it is not one."""
     try:
         blob = base64.b64decode(line.split()[1], validate=True)
     except (IndexError, ValueError):
@@ -103,9 +103,9 @@ def fingerprint(line: str) -> str:
 
 
 def public_key(blob: bytes) -> str:
-    """Return the line of a public key in wire format; of a certificate, the line of the key that it certifies.
+    """Return the line of a public key in wire format; for a certificate, the line of the certified key.
 
-    Raises `ValueError` for something else.
+    Raises `ValueError` for other data.
     """
     (kind, rest), fields = _field(blob), list[bytes]()
     name = kind.decode("ascii")
@@ -121,10 +121,10 @@ def public_key(blob: bytes) -> str:
 
 
 def _field(data: bytes) -> tuple[bytes, bytes]:
-    """Split the first length-prefixed field off."""
+    """Return the first length-prefixed field, and the rest."""
     end = 4 + int.from_bytes(data[:4], "big")
     if len(data) < max(end, 4):
-        raise ValueError("a public key ends in the middle of a field")
+        raise ValueError("the public key is truncated")
     return data[4:end], data[end:]
 
 
@@ -133,7 +133,7 @@ def _field(data: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The keys that a host may show (`type base64`), those that it may not, and whether an authority names it."""
+    """The accepted keys of a host (`type base64`), the revoked ones, and whether a @cert-authority line covers it."""
 
     listed: tuple[str, ...]
     revoked: frozenset[str]
@@ -141,9 +141,9 @@ class KnownKeys:
     pinned: bool
 
     def judge(self, endpoint: Endpoint, seen: str, *, certificates: bool = True) -> HostKeyChanged | None:
-        """Return the error for a key that proves nothing; None for one that is listed, or that may be new.
+        """Return the error for a key that is not accepted; None for a listed key, or an unknown one on first contact.
 
-        `certificates`: the client checks those of hosts.
+        `certificates`: the client checks host certificates.
         """
         if seen in self.revoked:
             return HostKeyRevoked(endpoint.known_as, fingerprint(seen))
@@ -157,7 +157,7 @@ class KnownKeys:
 
 
 def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
-    """Read the user's known_hosts for one host. Raises `BadRequest` for a file or a pin that can't be read."""
+    """Read the user's known_hosts for one host. Raises `BadRequest` for an unreadable file or pin."""
     entries = [found for path in endpoint.known_hosts for found in _entries(path, endpoint.known_as)]
     revoked = frozenset(key for marker, key in entries if marker == REVOKED)
     if pin:
@@ -168,7 +168,7 @@ def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
 
 
 def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
-    """Yield marker and key of each line of a known_hosts file that is about `host`; an unreadable line is skipped."""
+    """Yield marker and key of each line of a known_hosts file that matches `host`; invalid lines are skipped."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as problem:
@@ -183,7 +183,7 @@ def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
             base64.b64decode(words[2], validate=True)
         except ValueError:
             continue
-        # An authority for every host there is has not been asked about this one.
+        # An authority with a pattern for all hosts does not count as an entry for this host.
         patterns = [p for p in words[0].split(",") if marker != CERTIFIED or p.strip("*?[]:")]
         if _is_about(patterns, host):
             yield marker, f"{words[1]} {words[2]}"

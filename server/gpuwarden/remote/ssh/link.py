@@ -1,4 +1,4 @@
-"""The connection to one machine: opened when it is first needed, reused, and opened again when it died. Blocking."""
+"""The connection to one machine: opened on first use, reused, and reopened after it is lost. Blocking."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpuwarden.remote.ssh.config import Endpoint
 from gpuwarden.remote.ssh.connect import Channel, Connection, connect
 
 OPEN_S: Final = 15.0
-# sshd allows ten sessions on one connection by default, and counts those that just ended for a moment longer.
+# sshd allows ten sessions per connection by default, and still counts sessions that ended a moment ago.
 SESSIONS: Final = 5
 
 
 class Link:
-    """One machine's connection, and the slots for commands on it. Safe to use from many threads."""
+    """The connection to one machine, and the slots for commands on it. Thread-safe."""
 
     def __init__(
         self,
@@ -29,22 +29,22 @@ class Link:
     ) -> None:
         self.endpoint, self.pin, self.config = endpoint, pin, config
         self.dial = dial
-        """Opens a connection that is not SSH's, to what has the pin's key; None for SSH."""
+        """Opens a connection that is not SSH, to the owner of the pinned key; None for SSH."""
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
-        """Held during a login, of which there is one at a time."""
+        """Held during a login, so that logins do not overlap."""
         self._state = threading.RLock()
-        """Guards what follows, and `opened` and `pin`; never held during a login, which may take a minute."""
+        """Guards the fields below, `opened` and `pin`. Never held during a login, which may take a minute."""
         self._generation = 0
         self._early: object = None
         self._failed: Exception | None = None
 
     def begin(self) -> None:
-        """Start to connect in another thread, for a caller who has something to do meanwhile.
+        """Start connecting in another thread.
 
-        The next call of `connection` waits for that and raises its error. A caller who makes no such call calls
-        `forget`.
+        The next call of `connection` waits for it and raises its error. A caller that does not call `connection` must
+        call `forget`.
         """
         if not self._opening.acquire(blocking=False):
             return
@@ -62,16 +62,16 @@ class Link:
 
         try:
             threading.Thread(target=early, daemon=True).start()
-        except RuntimeError:  # no thread can be started now, so `connection` logs in
+        except RuntimeError:  # no thread can be started, so `connection` logs in
             self._opening.release()
 
     def forget(self) -> None:
-        """Drop the error of an early login, past or future: nobody waits for it any more."""
+        """Discard the error of a login started by `begin`, now or when it fails later."""
         with self._state:
             self._early = self._failed = None
 
     def connection(self) -> Connection:
-        """Return the connection, opened unless it is. Blocking."""
+        """Return the connection; open it if it is not open. Blocking."""
         with self._opening:
             with self._state:
                 failed, self._failed = self._failed, None
@@ -92,15 +92,15 @@ class Link:
             if generation == self._generation:
                 self.opened, self.pin = opened, opened.key.line
                 return opened
-        # The owner closed the connection, or requires another key, since this login began.
+        # The link was closed, or its pin was changed, during this login.
         opened.close()
         raise Unreachable(f"the connection to {self.endpoint} was closed during its login", "Try again.")
 
     def channel(self, command: bytes, wanted: Callable[[], bool]) -> Channel | None:
-        """Return the channel of a command, None once it is not wanted any more.
+        """Return the channel of a command; None if `wanted` returns False.
 
-        Nothing has run yet, so a dead connection is opened again, once. A session that just ended still counts on the
-        far side for a moment, so a refused one is asked for again.
+        The command has not run yet, so a dead connection is reopened, once. The machine still counts a session that
+        just ended, so a refused session is requested again for up to `OPEN_S` seconds.
         """
         end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
         while True:
@@ -110,20 +110,20 @@ class Link:
             except OSError as problem:
                 alive = opened.alive
                 if time.monotonic() + wait > end or (reopened and not alive):
-                    raise Unreachable(f"{self.endpoint} opens no session: {problem}", "Try again.") from problem
+                    raise Unreachable(f"{self.endpoint} opened no session: {problem}", "Try again.") from problem
                 reopened = reopened or not alive
                 time.sleep(wait)
                 wait = min(2 * wait, 1.0)
 
     def repin(self, pin: str) -> None:
-        """Accept only this key from now on, whatever a login that is under way finds."""
+        """Accept only this key from now on, also in a login that is under way."""
         with self._state:
             if pin != self.pin:
                 self.pin = pin
                 self.close()
 
     def close(self) -> None:
-        """Close the connection, and that of a login under way once it has ended; the next call opens a new one."""
+        """Close the connection, and that of a login under way when it completes. The next call opens a new one."""
         with self._state:
             self._generation += 1
             self.forget()

@@ -1,4 +1,4 @@
-"""Errors for a login that failed, with the cure that fits what this machine has to log in with."""
+"""Errors for a failed login, with advice that fits the keys and agent of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.config import NO_AGENT, Endpoint
 
-# The words of OpenSSH's client, which has no other way to say why it gave up; it has no translations.
+# Messages of the OpenSSH client, the only way to learn why it gave up. It has no translations.
 _DENIED = re.compile(r"Permission denied \(([^)]*)\)")
 _NOT_SSH = re.compile(r"banner exchange: .*invalid format|Bad remote protocol|banner line contains invalid characters")
 _NO_ROUTE = re.compile(
@@ -20,46 +20,46 @@ _NO_ROUTE = re.compile(
 )
 
 
-def explained(endpoint: Endpoint, said: str, *, greeted: bool) -> WardenError:
-    """Return the error for what `ssh` printed before it gave up. `greeted`: the host had shown its key."""
+def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
+    """Return the error for the output of a failed `ssh`. `key_shown`: the host had already shown its key."""
     words = line(said.splitlines()[-1] if said else "", 300) or "no reason given"
     if denied := _DENIED.search(said):
         return denied_login(endpoint, denied[1].split(","), line(said, 600))
     if "Too many authentication failures" in said:
         return AuthFailed(
-            f"{endpoint} refused us after too many keys",
-            "Name the key for it: IdentityFile and IdentitiesOnly yes in ~/.ssh/config.",
+            f"{endpoint} ended the login after too many keys",
+            "Set IdentityFile and IdentitiesOnly yes for it in ~/.ssh/config.",
         )
     if _NOT_SSH.search(said):
         return BadReply(f"{endpoint.host} port {endpoint.port} answers, but not with SSH: {words}", "Check the port.")
     if _NO_ROUTE.search(said):
         return Unreachable(
             f"{endpoint.host} port {endpoint.port} can't be reached: {words}",
-            "The instance may be booting, stopped, or have another port since its last start.",
+            "The instance may be booting or stopped, or its port may have changed at its last start.",
         )
-    if greeted:
+    if key_shown:
         return Unreachable(f"the connection to {endpoint} ended before the login: {words}", "Try again.")
     return Unreachable(
         f"the SSH handshake with {endpoint} failed: {words}",
-        "It may be booting or refusing too many connections; try again.",
+        "The instance may be booting or limiting connections; try again.",
     )
 
 
 def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> AuthFailed:
-    """Return the error for a host that took none of the keys, with the cure that fits what is there to log in with."""
+    """Return the error for a host that accepted none of the keys, with advice that fits the keys and the agent."""
     if "publickey" not in methods:
-        allowed = ", ".join(m for m in methods if m) or "nothing we have"
+        allowed = ", ".join(m for m in methods if m) or "no supported method"
         return AuthFailed(
-            f"{endpoint} accepts no public key, only {allowed}",
-            "gpuwarden uses keys and the agent: add your public key there.",
+            f"{endpoint} does not accept public keys, only {allowed}",
+            "gpuwarden logs in with keys and the agent only: enable public keys on the machine.",
         )
     held = agent_keys(endpoint)
     if not endpoint.identities and not held:
-        agent = "its agent holds none" if held is not None else "there is no agent"
+        agent = "its agent has none" if held is not None else "no agent is running"
         return AuthFailed(
-            f"there is no key to log in to {endpoint} with: no identity file exists, and {agent}",
-            "Make one with ssh-keygen and put its public half into the provider's account, or start the agent that "
-            "holds yours (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK).",
+            f"no key to log in to {endpoint}: no identity file exists, and {agent}",
+            "Create one with ssh-keygen and add its public key to the provider's account, or start the agent that "
+            "has yours (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK).",
         )
     locked = [key for key in endpoint.identities if is_locked(key)]
     if locked and not held:
@@ -67,19 +67,19 @@ def denied_login(endpoint: Endpoint, methods: list[str], said: str = "") -> Auth
     lost = [key for key in endpoint.identities if key.endswith(".pub") and not Path(key[:-4]).is_file()]
     if lost and not held:
         return AuthFailed(
-            f"{', '.join(lost)} is a public key, and no agent holds the private one for {endpoint}",
-            "Start the agent that has it (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK), or unlock it.",
+            f"{', '.join(lost)} is a public key, and no agent has the private key for {endpoint}",
+            "Start the agent that has it (IdentityAgent in ~/.ssh/config, or SSH_AUTH_SOCK), or unlock the agent.",
         )
     keys = ", ".join(endpoint.identities) or "no key file"
     agent = f"agent with {held}" if held else "agent without a key" if held == 0 else "no agent"
     return AuthFailed(
-        f"{endpoint} accepted none of our keys ({keys}; {agent}): {said}",
-        "Is the public key in the instance's authorized_keys, or in the provider's account?",
+        f"{endpoint} accepted none of the keys ({keys}; {agent}): {said}",
+        "Check that the public key is in the instance's authorized_keys or in the provider's account.",
     )
 
 
 def agent_keys(endpoint: Endpoint) -> int | None:
-    """Return how many keys the agent for this host holds; None where no agent answers."""
+    """Return the number of keys in the agent for this host; None if no agent answers."""
     agent = endpoint.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     tool = shutil.which("ssh-add")
     if not agent or agent == NO_AGENT or tool is None:

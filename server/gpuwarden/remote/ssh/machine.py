@@ -1,8 +1,8 @@
-"""One machine over SSH: run a command, stream its output, feed its input, cancel it for good.
+"""One machine over SSH: run a command, stream its output, feed its input, cancel it.
 
 Blocking calls run in worker threads. Each machine has one connection (`link`), and each command a session on it.
-Commands are argument lists; secrets go to stdin. A command that is canceled or runs out of time is ended on the
-machine before the caller goes on.
+Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is ended on the machine
+before the call returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_OUTPUT = 4 << 20
 
 
 class Ssh:
-    """One machine. Safe to use from many tasks; the connection is shared."""
+    """One machine. Safe to use from many tasks, which share the connection."""
 
     def __init__(
         self,
@@ -42,34 +42,34 @@ class Ssh:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return where and as whom commands run."""
+        """Return the address and user of the machine."""
         return self.link.endpoint
 
     @property
     def pin(self) -> str | None:
-        """Return the only host key that is accepted; None before the first connection."""
+        """Return the only accepted host key; None before the first connection."""
         return self.link.pin
 
     async def open(self) -> HostKey:
-        """Connect unless connected, and return the host key. From then on only this key is accepted."""
+        """Connect if needed, and return the host key. From then on only this key is accepted."""
         return (await to_thread.run_sync(self.link.connection, abandon_on_cancel=True)).key
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
     ) -> Ran:
-        """Run a command to its end and return its bounded output.
+        """Run a command to its end and return its output.
 
-        Raises `Unreachable` when the connection or the time is lost (the command was ended, or may have been carried
-        out), and `BadReply` when it printed more than `limit` bytes.
+        Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (the command was
+        ended, but may have had its effect), and `BadReply` if it prints more than `limit` bytes.
         """
         async with self._session(argv) as session:
             with _deadline(self.endpoint, timeout_s):
                 return await to_thread.run_sync(session.exchange, stdin, limit, abandon_on_cancel=True)
 
     async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """Return the command's output as it comes. Raises `CommandFailed` at the end unless the exit code is 0.
+        """Yield the command's output as it arrives. Raises `CommandFailed` at the end unless the exit code is 0.
 
-        Leaving the iteration early ends the command. The caller bounds the wait for each piece.
+        Leaving the iteration early ends the command. The caller must limit the wait for each piece.
         """
         async with self._session(argv) as session:
             await to_thread.run_sync(session.start, stdin, abandon_on_cancel=True)
@@ -78,16 +78,16 @@ class Ssh:
             await to_thread.run_sync(session.finish, abandon_on_cancel=True)
 
     async def pour(self, argv: Sequence[str], take: Take, *, stdin: bytes = b"") -> None:
-        """Hand a command's output to `take`, which runs in one worker thread; a view is overwritten after its return.
+        """Pass a command's output to `take` in one worker thread. The buffer is reused after `take` returns.
 
-        Raises as `stream` does, and what `take` raises. `take` is never called after that, nor after a cancel.
+        Raises the errors of `stream` and of `take`. `take` is never called after an error or a cancellation.
         """
         await self.converse(argv, lambda session: session.pour(take, stdin))
 
     async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
-        """Let `work` start a command and talk with it, in one worker thread, which has ended when this returns.
+        """Run `work`, which starts a command and talks with it, in a worker thread that ends before this returns.
 
-        After a cancel the session reads and takes nothing any more.
+        After a cancellation the session neither reads nor sends.
         """
         begun, ended = threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ class Ssh:
         stall_s: float = 30.0,
         limit: int = MAX_OUTPUT,
     ) -> Ran:
-        """Run a command with `chunks` as its stdin. Raises `Unreachable` when it takes no byte for `stall_s`."""
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` if it reads no byte for `stall_s` seconds."""
         async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
@@ -130,12 +130,12 @@ class Ssh:
         await to_thread.run_sync(self.link.repin, pin)
 
     async def aclose(self) -> None:
-        """Close the transport; the next call opens a new one."""
+        """Close the connection; the next call opens a new one."""
         await to_thread.run_sync(self.link.close)
 
     @asynccontextmanager
     async def _session(self, argv: Sequence[str]) -> AsyncIterator[Session]:
-        """A command on the machine that is not left behind: unless it ended, it is killed on the way out."""
+        """Open a session for a command. If the command is still running on exit, it is killed."""
         session = Session(self.link, argv)
         try:
             yield session
@@ -147,9 +147,9 @@ class Ssh:
 
 
 class Dialogue:
-    """A command that answers one line for every line it is given, kept running between requests.
+    """A command that answers each input line with one line and keeps running between requests.
 
-    After a failure it is gone; the next request starts it again. One request at a time.
+    After a failure it is closed, and the next request restarts it. One request at a time.
     """
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
@@ -158,19 +158,19 @@ class Dialogue:
         self._turn = threading.Lock()
 
     async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
-        """Send one line and return the line that answers it. Raises `Unreachable`, or `CommandFailed` when it ended."""
+        """Send one line and return its answer. Raises `Unreachable`, or `CommandFailed` if the command ended."""
         try:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
         except BaseException:
-            self.close()  # a late answer must not be mistaken for the next one
+            self.close()  # a late answer must not be taken for the next one
             raise
 
     def _ask(self, line: bytes) -> bytes:
         with self._turn:
             session = self._session
             if session is None or session.channel is None or session.channel.exited():
-                self.close()  # a dead one keeps its slot until then
+                self.close()  # a session that has ended occupies its slot until it is closed
                 session = self._session = Session(self.machine.link, self.argv)
                 session.start(None)
             session.send(line + b"\n")
@@ -186,7 +186,7 @@ class Dialogue:
             return bytes(answer)
 
     def close(self) -> None:
-        """Close its stdin and its channel, on which it ends."""
+        """Close stdin and the channel, which makes the command exit."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -194,12 +194,12 @@ class Dialogue:
 
 @contextmanager
 def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
-    """Limit the time of a block: `anyio.fail_after` that raises `Unreachable`."""
+    """Limit the time of a block, like `anyio.fail_after`, but raise `Unreachable`."""
     try:
         with anyio.fail_after(seconds):
             yield
     except TimeoutError:
         raise Unreachable(
-            f"{endpoint} gave no answer in {seconds:g} s; the command was ended there if it could be",
-            "It may have been carried out. Check before trying again.",
+            f"{endpoint} gave no answer in {seconds:g} s; gpuwarden tried to end the command there",
+            "The command may have had its effect. Check before trying again.",
         ) from None

@@ -1,7 +1,7 @@
-"""Commands over a running `ssh -M`, through its control socket, as OpenSSH's PROTOCOL.mux describes it (version 4).
+"""Run commands over a running `ssh -M` through its control socket, as in OpenSSH's PROTOCOL.mux (version 4).
 
-The client is three pipes that are handed over, and a socket on which the exit code comes. A command costs about a
-millisecond; a process of `ssh -S` for each would cost four, and could not tell a signal from a lost connection.
+A client passes three pipes to the master and reads the exit code from a socket. A command costs about a millisecond. A
+process of `ssh -S` per command would cost four, and could not distinguish a signal from a lost connection.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MAX_PACKET: Final = 1 << 18
 
 
 class SessionRefused(OSError):
-    """The machine opens no further session now; nothing was started."""
+    """The machine refuses another session now; the command was not started."""
 
 
 def _packed(*fields: int | bytes) -> bytes:
-    """Return one packet: numbers as 32 bits, strings with their length."""
+    """Return one packet: numbers as 32 bits, strings prefixed with their length."""
     parts = (
         struct.pack(">I", field) if isinstance(field, int) else struct.pack(">I", len(field)) + field
         for field in fields
@@ -47,8 +47,9 @@ def _packed(*fields: int | bytes) -> bytes:
 
 
 class Control:
-    """One connection to a control socket. An open one keeps the master alive; after a `kill -9` of this process it
-    ends with `ControlPersist`. Blocking.
+    """One connection to a control socket. Blocking.
+
+    An open connection keeps the master alive. After a `kill -9` of this process the master ends by `ControlPersist`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,13 +61,13 @@ class Control:
             self._sock.sendall(_packed(_HELLO, VERSION))
             kind, rest = self.receive()
             if (kind, rest[:4]) != (_HELLO, struct.pack(">I", VERSION)):
-                raise ConnectionError("the ssh client speaks another version of the multiplexing protocol")
+                raise ConnectionError("the ssh client uses another version of the multiplexing protocol")
         except BaseException:
             self._sock.close()
             raise
 
     def receive(self) -> tuple[int, bytes]:
-        """Return kind and content of the next packet. Raises `ConnectionError` at the end."""
+        """Return the type and content of the next packet. Raises `ConnectionError` at the end of the stream."""
         size = struct.unpack(">I", self._exactly(4))[0]
         if not 4 <= size <= _MAX_PACKET:
             raise ConnectionError("the ssh client sent an invalid packet")
@@ -83,7 +84,7 @@ class Control:
         return data
 
     def alive(self) -> bool:
-        """Ask the master, which answers from its event loop, whether it runs."""
+        """Return whether the master answers, which it does from its event loop."""
         with self._turn:
             try:
                 self._sock.sendall(_packed(_ALIVE_CHECK, 1))
@@ -92,7 +93,7 @@ class Control:
                 return False
 
     def pid(self) -> int:
-        """Return the master's process. Raises `OSError` when it has ended."""
+        """Return the process id of the master. Raises `OSError` if it has ended."""
         with self._turn:
             self._sock.sendall(_packed(_ALIVE_CHECK, 1))
             return int(struct.unpack(">II", self.receive()[1][:8])[1])
@@ -108,7 +109,7 @@ class Control:
     def open_session(self, command: bytes, ends: tuple[int, int, int]) -> None:
         """Start a command with these descriptors as its stdin, stdout and stderr.
 
-        Raises `SessionRefused` where the machine opens none, and `ConnectionError`.
+        Raises `SessionRefused` if the machine refuses the session, and `ConnectionError`.
         """
         self._sock.sendall(_packed(_NEW_SESSION, 1, b"", 0, 0, 0, 0, _NO_ESCAPE, b"", command))
         for end in ends:
@@ -120,7 +121,7 @@ class Control:
         self._sock.setblocking(False)
 
     def exit_code(self) -> int | None:
-        """Return the code that came, if one did. Raises `BlockingIOError` before, `ConnectionError` when none will."""
+        """Return the exit code. Raises `BlockingIOError` before it arrives, `ConnectionError` if it never will."""
         while True:
             size = struct.unpack(">I", self._peeked(4))[0]
             packet = self._peeked(4 + size)[4:]
@@ -138,23 +139,23 @@ class Control:
         return data
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for it."""
+        """Return the socket's descriptor, for `select`."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Close the connection; a command that was started over it loses its pipes."""
+        """Close the connection. A command started over it loses its pipes."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def __del__(self) -> None:
-        # A task that was canceled while its thread opened this has nobody who closes it, and the master would live on.
+        # A task canceled while its thread opens this connection never closes it, and the master would stay alive.
         if sock := self.__dict__.get("_sock"):
             sock.close()
 
 
 class MuxChannel:
-    """One command. Its methods wait at most `TICK_S` and raise `TimeoutError` then; `close` is safe at any moment."""
+    """One command, as a `Channel`: methods wait at most `TICK_S` before they raise `TimeoutError`."""
 
     def __init__(self, socket_path: Path, held: Control, command: bytes) -> None:
         self._held = held
@@ -181,7 +182,7 @@ class MuxChannel:
                 os.close(end)
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin what its pipe takes now. Raises `BrokenPipeError` when the command takes no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
         with self._gate:
             self._check(self._stdin)
             try:
@@ -198,21 +199,21 @@ class MuxChannel:
                 self._stdin = -1
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read what stdout has; 0 at its end. Raises `ConnectionError` where the end is that of the connection."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
         with self._gate:
             self._check(self._stdout)
             self._wait(select.POLLIN, self._stdout, wait_s)
             count = got = os.readv(self._stdout, [buffer])
-            with suppress(BlockingIOError):  # each return costs the caller more than another look
+            with suppress(BlockingIOError):  # returning to the caller costs more than another read
                 while got and count < len(buffer) // 2:
                     got = os.readv(self._stdout, [buffer[count:]])
                     count += got
         if not count and not (self.exited() and self._code is not None) and not self._held.alive():
-            raise ConnectionError("it ended in the middle of the output")
+            raise ConnectionError("the connection ended during the output")
         return count
 
     def errors(self) -> bytes:
-        """Return what stderr had since the last call; never waits."""
+        """Return the stderr output since the last call, without waiting."""
         with self._gate:
             if not self._closed:
                 self._drain()
@@ -220,12 +221,12 @@ class MuxChannel:
             return said
 
     def exited(self) -> bool:
-        """Return whether the command's end is known."""
+        """Return whether the command is known to have ended."""
         with self._gate:
             return self._closed or self._poll_exit()
 
     def code(self) -> int | None:
-        """Return the exit code; None where a signal ended the command. Raises `ConnectionError` for a lost one."""
+        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
         with self._gate:
             self._check(self._stdout)
             if not self._poll_exit():
@@ -238,7 +239,7 @@ class MuxChannel:
         return self._code
 
     def _poll_exit(self) -> bool:
-        """Look for the exit code, without waiting."""
+        """Return whether the exit code has arrived or can no longer arrive, without waiting."""
         try:
             if not self._ended and self._control:
                 self._code, self._ended = self._control.exit_code(), True
@@ -253,7 +254,7 @@ class MuxChannel:
             raise BrokenPipeError("the channel is closed")
 
     def _wait(self, event: int, end: int, wait_s: float) -> None:
-        """Wait for one pipe, and read stderr meanwhile, so that a flood there never blocks the command."""
+        """Wait for one pipe. Also reads stderr, so that much output there never blocks the command."""
         poll = select.poll()
         poll.register(end, event)
         if self._stderr >= 0:
@@ -265,7 +266,7 @@ class MuxChannel:
             raise TimeoutError
 
     def _drain(self) -> None:
-        """Read stderr; at its end, close it."""
+        """Read the available stderr output; close the pipe at its end."""
         while self._stderr >= 0 and select.select([self._stderr], [], [], 0)[0]:
             piece = os.read(self._stderr, 1 << 16)
             if not piece:
@@ -275,9 +276,9 @@ class MuxChannel:
                 self._err += piece
 
     def close(self) -> None:
-        """Leave the command: its pipes are closed on both sides."""
+        """Close the pipes of the command on both sides."""
         if self._control is not None:
-            self._control.close()  # wakes whoever waits for a pipe
+            self._control.close()  # wakes a thread that waits for a pipe
         with self._gate:
             self._closed = True
             for end in (self._stdin, self._stdout, self._stderr):
@@ -286,12 +287,12 @@ class MuxChannel:
             self._stdin = self._stdout = self._stderr = -1
 
     def __del__(self) -> None:
-        if "_err" in self.__dict__:  # its pipes were made
+        if "_err" in self.__dict__:  # its pipes were opened
             self.close()
 
 
 def _widen(pipe: int) -> None:
-    """Enlarge a pipe where the system can, for fewer context switches."""
+    """Enlarge a pipe on Linux, for fewer context switches."""
     if sys.platform == "linux":
         import fcntl
 

@@ -1,9 +1,9 @@
-"""A connection by the system's own `ssh`, multiplexed: everything that the user's `ssh` can log in with works here.
+"""A multiplexed connection through the system's `ssh`. Every login that works with the user's `ssh` works here.
 
-One master (`ssh -M`) per machine; commands go over its control socket (`mux`). Agents and keys in hardware,
-certificates of users and hosts, jump hosts and whatever else ssh_config(5) has are OpenSSH's own work. What stays ours
-is the policy for host keys: the user's known_hosts are read and never written to, a pin is the only key accepted, and
-the key that the host showed is handed back. `ssh` never prompts, and shares no connection with the user's own.
+One master (`ssh -M`) runs per machine; commands use its control socket (`mux`). OpenSSH handles agents, hardware keys,
+certificates of users and hosts, jump hosts and all other options of ssh_config(5). This module sets only the policy
+for host keys: known_hosts are read and never written, a pin is the only accepted key, and the key that the host showed
+is returned. `ssh` never prompts, and shares no connection with the user's `ssh`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gpuwarden.remote.ssh.login_errors import explained
 from gpuwarden.remote.ssh.mux import Control, MuxChannel
 
 OLDEST: Final = (8, 5)
-"""The first OpenSSH with `KnownHostsCommand`, by which the key that a host shows is learned."""
+"""The first OpenSSH version with `KnownHostsCommand`, which reports the key that a host shows."""
 CONNECT_S: Final = 15.0
 LOGIN_S: Final = 60.0
-"""Limit of a whole login, in which an agent may ask a person."""
+"""Time limit of a login, during which an agent may ask the user."""
 MAX_HOPS: Final = 4
 ORPHAN_S: Final = 10
 _SOCKET_CHARS: Final = 80
-"""A socket's path has at most 104 characters on macOS; `ssh` appends 17 to it while it makes one."""
+"""macOS limits a socket's path to 104 characters, and `ssh` temporarily appends 17."""
 _ALIAS: Final = "gpuwarden"
 _OPTIONS: Final = {
     "BatchMode": "yes",
@@ -58,12 +58,12 @@ _OPTIONS: Final = {
     "ServerAliveInterval": "15",
     "ServerAliveCountMax": "3",
 }
-# Appends the key that the host shows to a file, and then asks the command of the user's configuration, if there is one.
+# Append the key that the host shows to a file, then run the `KnownHostsCommand` of the user's configuration, if any.
 _RECORD: Final = """/bin/sh -c 'printf "%%s\\n" "$1" >> "$0"; shift; [ $# = 0 ] || exec "$@"' {shown} %K"""
 
 
 def usable() -> str | None:
-    """Return the path of a client that this module can use; None where there is none, as on Windows."""
+    """Return the path of a usable `ssh`; None if there is none, as on Windows."""
     found = shutil.which("ssh")
     if found is None or not hasattr(socket, "send_fds"):
         return None
@@ -72,7 +72,7 @@ def usable() -> str | None:
 
 @cache
 def _version(ssh: str) -> tuple[int, ...]:
-    """Return the version of an OpenSSH client; (0,) for something else."""
+    """Return the version of an OpenSSH client; (0,) for another program."""
     try:
         ran = subprocess.run([ssh, "-V"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -83,7 +83,7 @@ def _version(ssh: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Master:
-    """An open connection. `folder` has its control socket."""
+    """An open connection. `folder` contains its control socket."""
 
     control: Control
     folder: Path
@@ -91,28 +91,28 @@ class Master:
 
     @property
     def alive(self) -> bool:
-        """Return whether commands can be sent."""
+        """Return whether the connection can run commands."""
         return self.control.alive()
 
     def open_channel(self, command: bytes) -> MuxChannel:
-        """Start a command. Raises `SessionRefused` where the machine opens no further session now."""
+        """Start a command. Raises `SessionRefused` if the machine refuses another session now."""
         return MuxChannel(self.folder / "s", self.control, command)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.control.terminate()
         self.control.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Master:
-    """Connect and log in, with what the user's configuration has for this host. Blocking.
+    """Connect and log in with the user's configuration for this host. Blocking.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
     """
     known = known_keys(endpoint, pin)
     above = tempfile.gettempdir()
-    if len(above) > _SOCKET_CHARS - 16:  # too long a path for a socket
+    if len(above) > _SOCKET_CHARS - 16:  # the path of the socket would be too long
         above = "/tmp"  # noqa: S108
     folder = Path(tempfile.mkdtemp(prefix="gw-", dir=above))
     try:
@@ -123,13 +123,13 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
 
 
 def plain_env() -> dict[str, str]:
-    """Return the environment without its secrets: a `SendEnv` of the user's configuration would take them along."""
+    """Return the environment without its secrets, which a `SendEnv` in the user's configuration would send."""
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
 
 
 @dataclass(frozen=True)
 class _Login:
-    """One start of a master."""
+    """The start of one master."""
 
     ssh: str
     endpoint: Endpoint
@@ -137,7 +137,7 @@ class _Login:
     config: Path | None
     folder: Path
     jumps: list[tuple[Endpoint, KnownKeys]] = field(default_factory=list)
-    """The jump hosts, the nearest to the machine first."""
+    """The jump hosts, the one nearest to the machine first."""
 
     def run(self) -> Master:
         socket_path = self.folder / "s"
@@ -154,12 +154,14 @@ class _Login:
         if shown is None:
             control.terminate()
             control.close()
-            raise BadReply(f"ssh did not report the host key of {self.endpoint}", "Is its KnownHostsCommand blocked?")
+            raise BadReply(
+                f"ssh did not report the host key of {self.endpoint}", "Check that KnownHostsCommand is permitted."
+            )
         first = not self.known.pinned and (self.folder / "key.new").exists()
         return Master(control, self.folder, HostKey(shown, first_contact=first))
 
     def _client(self, endpoint: Endpoint, known: KnownKeys, name: str) -> list[str]:
-        """Return the client's words for one host. The key that it shows is written to a file of that name."""
+        """Return the client's arguments for one host. The client writes the host's key to the file `name`."""
         new, shown = self.folder / f"{name}.new", self.folder / name
         options = dict(_OPTIONS)
         record = _RECORD.format(shown=_escaped(str(shown)))
@@ -183,12 +185,15 @@ class _Login:
     def _route(self, endpoint: Endpoint, hops: int) -> list[str]:
         """Return the options for the jump hosts of an endpoint.
 
-        `ssh` itself would give a jump host none of our options, and an unknown one would make it ask.
+        `ssh -J` passes none of these options to a jump host, and would prompt for an unknown host key.
         """
         if not endpoint.proxy_jump:
             return []
         if hops >= MAX_HOPS:
-            raise BadRequest(f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts", "Is it a loop?")
+            raise BadRequest(
+                f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts",
+                "Check the ProxyJump entries in ~/.ssh/config for a loop.",
+            )
         *before, last = endpoint.proxy_jump
         host, port, user = parse_jump(last)
         hop = resolve(host, port=port, user=user, config=self.config)
@@ -202,7 +207,7 @@ class _Login:
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={shlex.join(words)}"]
 
     def _start(self, argv: list[str]) -> tuple[int, str]:
-        """Run `ssh` until it is in the background; return its exit code and what it said."""
+        """Run `ssh` until it is in the background; return its exit code and stderr output."""
         errors = self.folder / "errors"
         with errors.open("wb") as file:
             process = subprocess.Popen(
@@ -213,7 +218,7 @@ class _Login:
                 env=plain_env(),
                 start_new_session=True,
             )
-            # `wait` with a timeout looks at the process up to 50 ms apart, which is a fourth of a login.
+            # `wait` with a timeout polls at intervals of up to 50 ms, a fourth of the time of a login.
             limit = threading.Timer(LOGIN_S, process.kill)
             limit.start()
             try:
@@ -223,7 +228,7 @@ class _Login:
         return code, errors.read_text("utf-8", "replace").strip()[-2000:]
 
     def _shown(self, name: str = "key") -> str | None:
-        """Return the key that a host showed last."""
+        """Return the last key that a host showed; None if it showed none."""
         try:
             keys = (self.folder / name).read_text("ascii").split()
             return public_key(base64.b64decode(next(k for k in reversed(keys) if k != "NONE")))
@@ -231,21 +236,21 @@ class _Login:
             return None
 
     def _explained(self, said: str) -> WardenError:
-        """Return the error of the first host on the way that let nobody through."""
+        """Return the error of the first host on the route that failed."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""
             shown = self._shown(f"jump{number}")
             wrong = known.judge(hop, shown) if shown else None
             if wrong or reason.strip():
-                return wrong or explained(hop, reason.strip(), greeted=shown is not None)
+                return wrong or explained(hop, reason.strip(), key_shown=shown is not None)
         shown = self._shown()
         wrong = self.known.judge(self.endpoint, shown) if shown else None
-        return wrong or explained(self.endpoint, said, greeted=shown is not None)
+        return wrong or explained(self.endpoint, said, key_shown=shown is not None)
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
-    """Return marker and key of the lines that let only these keys pass."""
+    """Return marker and key of known_hosts lines that accept only these keys."""
     return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
 
 

@@ -10,24 +10,24 @@ from gpuwarden.remote.ssh.config import Endpoint
 
 
 class NoShell(BadReply):
-    """The account runs no commands: a forced command, a restricted shell, or file transfer only."""
+    """The account cannot run commands: a forced command, a restricted shell, or file transfer only."""
 
     def __init__(self, endpoint: Endpoint, said: str, *, only_files: bool) -> None:
         if only_files:
             super().__init__(
-                f"the account {endpoint} allows file transfer only (SFTP) and starts no command, so no job can run",
+                f"the account {endpoint} allows only file transfer (SFTP) and no commands, so no job can run",
                 "Use an account with a shell, or remove `ForceCommand internal-sftp` for this one.",
             )
         else:
             super().__init__(
-                f"{endpoint} did not start the command; its shell said: {said or 'nothing'}",
-                "Is the login shell a real shell? A forced command, a restricted shell (rbash, git-shell, nologin) or "
-                "a printing rc file may be in the way.",
+                f"{endpoint} did not start the command; its shell printed: {said or 'nothing'}",
+                "Check the login shell: a forced command, a restricted shell (rbash, git-shell, nologin) or an rc file "
+                "that prints much output prevents commands.",
             )
 
 
 class CommandFailed(BadReply):
-    """A remote command ended with another code than 0. `code` is None when a signal ended it."""
+    """A remote command ended with an exit code other than 0, or by a signal (`exit_code` is None)."""
 
     def __init__(self, argv: Sequence[str], code: int | None, err: bytes) -> None:
         self.exit_code = code
@@ -39,7 +39,7 @@ class CommandFailed(BadReply):
 
 @dataclass(frozen=True)
 class Ran:
-    """The result of a command. `code` is None when a signal ended it; `err` is the beginning of stderr."""
+    """The result of a command. `code` is None if a signal ended it; `err` is the beginning of stderr."""
 
     code: int | None
     out: bytes

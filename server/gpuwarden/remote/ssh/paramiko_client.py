@@ -1,7 +1,7 @@
-"""A connection by paramiko, where the system has no `ssh` that can be used (as on Windows). Blocking.
+"""A connection through paramiko, for systems without a usable `ssh` (such as Windows). Blocking.
 
-It knows a user's certificate beside its key only, and no host's certificate: where one is needed, the error says so.
-`openssh` has no such limits.
+paramiko reads a user's certificate only beside its key, and checks no host certificates. If one is needed, the error
+explains it. `openssh` has no such limits.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CONNECT_S = 15.0
 KEEPALIVE_S = 15
 OPEN_S = 15.0
 MAX_HOPS = 4
-# paramiko deadlocks when a channel closes while it renews keys, which it does every 512 MiB by default.
-# OpenSSH renews AES keys after 64 GiB.
+# paramiko deadlocks if a channel closes during a key renewal, by default every 512 MiB. OpenSSH renews AES keys after
+# 64 GiB.
 REKEY_BYTES = 16 << 30
-# paramiko's message alone shows that the connection was lost while a key was tried; the key was not refused.
+# Only the message tells a connection lost during authentication from a refused key.
 _LOST = ("transport shut down", "saw EOF", "timeout")
 _NO_METHOD = "No authentication methods available"
 AGENT_S = 60.0
-"""Limit of an agent's answer, for which it may ask a person."""
+"""Time limit for an answer of the agent, which may ask the user."""
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open transport, its host key, and its jump host's connection. `client` owns the transport."""
+    """An open transport, its host key, and the connection to its jump host. `client` owns the transport."""
 
     client: paramiko.SSHClient
     transport: paramiko.Transport
@@ -54,28 +54,28 @@ class Opened:
 
     @property
     def alive(self) -> bool:
-        """Return whether commands can be sent."""
+        """Return whether the connection can run commands."""
         return bool(self.transport.is_active())
 
     def open_channel(self, command: bytes) -> ParamikoChannel:
-        """Start a command. Raises `OSError` where the machine opens no further session now."""
+        """Start a command. Raises `OSError` if the machine refuses another session now."""
         import paramiko
 
         try:
-            # The class proves nothing: of two refusals at once, paramiko reports one as a plain SSHException.
+            # All SSHExceptions count: of two refusals at once, paramiko reports one as a plain SSHException.
             channel = self.transport.open_session(timeout=OPEN_S)
         except (paramiko.SSHException, EOFError) as problem:
             raise ConnectionError(str(problem)) from problem
         return ParamikoChannel(channel, command)
 
     def close(self) -> None:
-        """Close this connection, then the jump host's."""
+        """Close this connection, then that of the jump host."""
         self.client.close()
         _close(self.jumps, self.proxy)
 
 
 class ParamikoChannel:
-    """One command. Its methods wait at most `TICK_S` and raise `TimeoutError` then."""
+    """One command, as a `Channel`: methods wait at most `TICK_S` before they raise `TimeoutError`."""
 
     def __init__(self, channel: paramiko.Channel, command: bytes) -> None:
         self._channel: Any = channel
@@ -83,7 +83,7 @@ class ParamikoChannel:
             channel.exec_command(command)
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin what it takes now. Raises `BrokenPipeError` when the command takes no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
         self._channel.settimeout(TICK_S)
         with _translated():
             try:
@@ -101,34 +101,34 @@ class ParamikoChannel:
             self._channel.shutdown_write()
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read what stdout has; 0 at its end. Raises `ConnectionError` where the end is that of the connection."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
         self._channel.settimeout(wait_s)
         with _translated():
             data = bytearray(self._channel.recv(len(buffer)))
             while data and len(data) < len(buffer) // 2 and self._channel.recv_ready():
                 data += self._channel.recv(len(buffer) - len(data))
         if not data and not self._channel.eof_received and not self._channel.transport.is_active():
-            raise ConnectionError(self._channel.transport.get_exception() or "it ended in the middle of the output")
+            raise ConnectionError(self._channel.transport.get_exception() or "the connection ended during the output")
         buffer[: len(data)] = data
         return len(data)
 
     def errors(self) -> bytes:
-        """Return what stderr had since the last call; never waits."""
+        """Return the stderr output since the last call, without waiting."""
         said = bytearray()
         while self._channel.recv_stderr_ready():
             said += self._channel.recv_stderr(1 << 16)
         return bytes(said)
 
     def exited(self) -> bool:
-        """Return whether the command's end is known."""
+        """Return whether the command is known to have ended."""
         return bool(self._channel.exit_status_ready())
 
     def code(self) -> int | None:
-        """Return the exit code; None where a signal ended the command. Raises `ConnectionError` for a lost one."""
+        """Return the exit code; None if a signal ended it. Raises `ConnectionError` if the connection is lost."""
         if not self._channel.status_event.wait(TICK_S):
             raise TimeoutError
         if self._channel.exit_status >= 0:
-            # The remote side is about to close; until then the session counts against its limit.
+            # The machine is about to close the session, which counts against its limit until then.
             end = time.monotonic() + 0.5
             while not self._channel.closed and time.monotonic() < end:
                 time.sleep(0.0005)
@@ -138,14 +138,14 @@ class ParamikoChannel:
         raise ConnectionError("the connection ended before the command did")
 
     def close(self) -> None:
-        """Leave the command."""
+        """Close the channel. The command is not killed."""
         with suppress(Exception):
             self._channel.close()
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn paramiko's errors for a lost connection into `ConnectionError`."""
+    """Raise `ConnectionError` for paramiko's errors of a lost connection."""
     import paramiko
 
     try:
@@ -163,9 +163,9 @@ def _close(jumps: tuple[Opened, ...], proxy: subprocess.Popen[bytes] | None) -> 
 
 
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None, hops: int = 0) -> Opened:
-    """Connect and authenticate with keys and agent.
+    """Connect and log in with keys and agent.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` when something else than SSH answers, else `Unreachable`.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
     """
     jumps = _open_jumps(endpoint, config, hops)
     proxy = None
@@ -176,7 +176,7 @@ def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None =
                 sock = jumps[0].transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=CONNECT_S)
             except Exception as problem:
                 raise Unreachable(
-                    f"the jump host can't reach {endpoint}: {problem}", "Try it with ssh -J."
+                    f"the jump host can't reach {endpoint}: {problem}", "Check the connection with ssh -J."
                 ) from problem
         elif endpoint.proxy_command:
             sock, proxy = _through_command(endpoint.proxy_command)
@@ -193,7 +193,10 @@ def _open_jumps(endpoint: Endpoint, config: Path | None, hops: int) -> tuple[Ope
     if not endpoint.proxy_jump:
         return ()
     if hops >= MAX_HOPS:
-        raise BadRequest(f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts", "Is it a loop?")
+        raise BadRequest(
+            f"ProxyJump of {endpoint.alias} goes through more than {MAX_HOPS} hosts",
+            "Check the ProxyJump entries in ~/.ssh/config for a loop.",
+        )
     *before, last = endpoint.proxy_jump
     host, port, user = parse_jump(last)
     hop = resolve(host, port=port, user=user, config=config)
@@ -203,7 +206,7 @@ def _open_jumps(endpoint: Endpoint, config: Path | None, hops: int) -> tuple[Ope
 
 
 def _through_command(command: str) -> tuple[Any, subprocess.Popen[bytes] | None]:
-    """Return the user's own ProxyCommand, which ssh_config(5) defines as a line for the shell."""
+    """Start the user's ProxyCommand, which ssh_config(5) defines as a shell command line; return its socket."""
     if sys.platform == "win32":
         import paramiko
 
@@ -221,10 +224,10 @@ def _direct(endpoint: Endpoint) -> socket.socket:
     except OSError as problem:
         raise Unreachable(
             f"{endpoint.host} port {endpoint.port} can't be reached: {problem.strerror or problem}",
-            "The instance may be booting, stopped, or have another port since its last start.",
+            "The instance may be booting or stopped, or its port may have changed at its last start.",
         ) from problem
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay stalls execs in a row
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to notice a dead peer
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's algorithm delays consecutive execs
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to detect a dead peer
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3 * KEEPALIVE_S * 1000)
     return sock
@@ -233,13 +236,13 @@ def _direct(endpoint: Endpoint) -> socket.socket:
 def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any, HostKey]:
     import paramiko
 
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well; once is enough
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well
     client = paramiko.SSHClient()
     known = known_keys(endpoint, pin)
     keys = client.get_host_keys()
     name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
-    for line in reversed(known.listed):  # of one type the first line counts
-        with suppress(Exception):  # a type that paramiko does not know
+    for line in reversed(known.listed):  # for each key type the first line counts
+        with suppress(Exception):  # a key type that paramiko does not support
             key = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {line}").key
             if line not in known.revoked:
                 keys.add(name, key.get_name(), key)
@@ -258,7 +261,7 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
 
 
 class _TrustOnce:
-    """paramiko's policy for a host nobody knows: remember that it was new, unless its key is known to be bad."""
+    """paramiko's policy for an unknown host: accept and record the first contact, unless `KnownKeys.judge` objects."""
 
     def __init__(self, endpoint: Endpoint, known: KnownKeys) -> None:
         self.endpoint, self.known = endpoint, known
@@ -300,7 +303,7 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
             transport_factory=make,
         )
     except paramiko.SSHException as refused:
-        # Both come after the host's key was accepted, on a connection that still waits for a login.
+        # Both errors occur after the host key was accepted, on a connection that still expects a login.
         if not isinstance(refused, paramiko.AuthenticationException) and _NO_METHOD not in str(refused):
             raise
         if not _login_by_agent(client.get_transport(), endpoint):
@@ -308,9 +311,9 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
 
 
 def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
-    """Log in with a key of the agent that paramiko does not ask by itself; return whether one was accepted.
+    """Log in with keys of an agent that paramiko does not query by itself; return whether one was accepted.
 
-    That is the agent of `IdentityAgent`, and any agent under `IdentitiesOnly`, for the keys whose public half is named.
+    It is the agent of `IdentityAgent`, and under `IdentitiesOnly` any agent, limited to the named public keys.
     """
     import paramiko
 
@@ -318,7 +321,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
     if not where or where == NO_AGENT or (endpoint.identity_agent is None and not endpoint.identities_only):
         return False
     if not hasattr(socket, "AF_UNIX"):
-        raise AuthFailed(f"the agent {where} for {endpoint} can't be asked by paramiko on this system", OPENSSH)
+        raise AuthFailed(f"paramiko can't use the agent {where} for {endpoint} on this system", OPENSSH)
     agent: Any = paramiko.agent.AgentSSH()
     with socket.socket(socket.AF_UNIX) as line:
         try:
@@ -327,7 +330,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
             agent._connect(line)  # noqa: SLF001 (its public classes read SSH_AUTH_SOCK only)
             keys = agent.get_keys()
         except (OSError, paramiko.SSHException):
-            return False  # the error of the login says what the agent has
+            return False  # the login error lists the keys of the agent
         if endpoint.identities_only:
             named = {_public_half(path) for path in endpoint.identities}
             keys = [key for key in keys if key.get_base64() in named]
@@ -341,7 +344,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
 
 
 def _public_half(identity: str) -> str:
-    """Return the base64 of an identity's public key; empty where the file is missing."""
+    """Return the base64 of an identity's public key; empty if the file can't be read."""
     try:
         return Path(identity if identity.endswith(".pub") else f"{identity}.pub").read_text("ascii").split()[1]
     except (OSError, ValueError, IndexError):
@@ -368,9 +371,9 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
         case paramiko.SSHException() if isinstance(problem, paramiko.AuthenticationException) or _NO_METHOD in text:
             if endpoint.certificates:
                 return AuthFailed(
-                    f"{endpoint} accepted none of our keys, and paramiko does not read CertificateFile "
+                    f"{endpoint} accepted none of the keys, and paramiko does not read CertificateFile "
                     f"({', '.join(endpoint.certificates)})",
-                    f"Put the certificate beside its key, as KEY-cert.pub. Or: {OPENSSH}",
+                    f"Store the certificate beside its key, as KEY-cert.pub. Or: {OPENSSH}",
                 )
             return denied_login(endpoint, ["publickey"], text)
         case paramiko.SSHException() if "Indecipherable" in text:
@@ -380,7 +383,7 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
         case paramiko.SSHException() | OSError() | EOFError():
             return Unreachable(
                 f"the SSH handshake with {endpoint} failed: {text[:300]}",
-                "It may be booting or refusing too many connections; try again.",
+                "The instance may be booting or limiting connections; try again.",
             )
         case Exception():
             return Unreachable(f"the SSH connection to {endpoint} failed: {type(problem).__name__}: {text[:300]}")

@@ -1,8 +1,8 @@
 """One command on one channel: start it, feed it, read it, end it. Blocking.
 
-What a login shell's rc file prints before the command is cut off at a random mark, so it can't be mistaken for output.
-Closing a channel does not stop the remote process. A command that is left is ended by its process group, over a second
-channel.
+Output of a login shell's rc file before the command is removed up to a random mark, so it can't be mistaken for output
+of the command. Closing a channel does not stop the remote process: an abandoned command is ended by its process group,
+over a second channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SFTP_S = 3.0
 _SFTP_INIT = b"\0\0\0\x05\x01\0\0\0\x03"
 _SFTP_VERSION = 2
 
-# TERM to the group, two seconds, KILL. A shell without its own group is signalled alone.
+# TERM to the group, then KILL after two seconds. A shell without its own process group is signaled alone.
 _END = """
 kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
 i=0
@@ -60,9 +60,9 @@ class Session:
     # -------------------------------------------------------------------------------------------------- the phases
 
     def start(self, stdin: bytes | None) -> None:
-        """Start the command and wait for its pid; None leaves its stdin open for `send`."""
+        """Start the command and wait for its pid. If `stdin` is None, stdin stays open for `send`."""
         if not self.link.slots.acquire(timeout=OPEN_S):
-            raise Unreachable(f"{self.link.endpoint} is busy with {SESSIONS} other commands", "Try again.")
+            raise Unreachable(f"{self.link.endpoint} is already running {SESSIONS} commands", "Try again.")
         with self._gate:
             self._begun, left = not self._closed, self._closed
         channel = None
@@ -77,25 +77,25 @@ class Session:
         if not self._holds:
             if channel is not None:
                 channel.close()
-            raise Unreachable("canceled before it began")
+            raise Unreachable("the command was canceled before it started")
         if stdin is not None:
             self.send(stdin)
             self.end_input()
         self._skip_noise()
 
     def running(self) -> bool:
-        """Return whether something may run on the machine. If not, nothing will be started any more."""
+        """Return whether the command may be running on the machine. If not, it will not be started later."""
         with self._gate:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """Run a short command from start to end."""
+        """Run a short command to its end and return its output."""
         self.start(stdin)
         return self.drain(limit, shut=False)
 
     def pour(self, take: Take, stdin: bytes) -> None:
-        """Hand all output to `take`, through one buffer that stays in the processor's cache."""
+        """Pass all output to `take`, through one buffer small enough for the CPU cache."""
         self.start(stdin)
         piece = memoryview(bytearray(PIECE_BYTES))
         while count := self.read_into(piece):
@@ -103,7 +103,7 @@ class Session:
         self.finish()
 
     def drain(self, limit: int, *, shut: bool = True) -> Ran:
-        """Close stdin and read to the end."""
+        """Close stdin, read to the end and return the result. Raises `BadReply` above `limit` bytes of output."""
         if shut:
             self.end_input()
         out = bytearray()
@@ -114,13 +114,13 @@ class Session:
         return Ran(self._code(), bytes(out), bytes(self.err))
 
     def finish(self) -> None:
-        """Raise `CommandFailed` unless it ended well."""
+        """Wait for the exit code. Raises `CommandFailed` unless it is 0."""
         code = self._code()
         if code != 0:
             raise CommandFailed(self.argv, code, bytes(self.err))
 
     def send(self, data: bytes | bytearray | memoryview, stall_s: float | None = None) -> bool:
-        """Send to stdin; False when the command takes no more. Raises `Unreachable` when none went for `stall_s`."""
+        """Send to stdin; return False if the command reads no more. Raises `Unreachable` after a stall of `stall_s`."""
         view, since = memoryview(data), time.monotonic()
         with self._translated() as channel:
             while view and not self._closed:
@@ -130,7 +130,7 @@ class Session:
                 except TimeoutError:
                     self._drain_stderr(channel)
                     if stall_s is not None and time.monotonic() - since > stall_s:
-                        raise ConnectionError(f"it took no byte for {stall_s:g} s") from None
+                        raise ConnectionError(f"no byte was accepted for {stall_s:g} s") from None
                 except BrokenPipeError:
                     return False
         return not self._closed
@@ -142,12 +142,12 @@ class Session:
     # ------------------------------------------------------------------------------------------------------ pieces
 
     def end_input(self) -> None:
-        """Close stdin. Errors are detected and classified when the output is read."""
+        """Close stdin. Errors are reported when the output is read."""
         with suppress(Unreachable), self._translated() as channel:
             channel.end_input()
 
     def _skip_noise(self) -> None:
-        """Read up to the mark; keep what follows it."""
+        """Discard output up to the mark and read the pid after it. Raises `NoShell` if there is no mark."""
         token = f"\n{self.mark} ".encode()
         while self.pid is None:
             chunk = self._recv()
@@ -157,19 +157,19 @@ class Session:
             if end >= 0:
                 said = bytes(self._buffer[at + len(token) : end])
                 if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
-                    named = f"{self.link.endpoint} names {said[:40]!r} as a process"
-                    raise BadReply(named, "Is its shell a real shell?")
+                    named = f"{self.link.endpoint} returned {said[:40]!r} as a process id"
+                    raise BadReply(named, "Check that its login shell is a POSIX shell.")
                 self.pid = int(said)
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
                 if not chunk:
-                    self._code()  # by then its last words are here
+                    self._code()  # after this, all of stderr has been read
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
                 raise NoShell(self.link.endpoint, shown, only_files=not chunk and self._speaks_sftp())
 
     def _speaks_sftp(self) -> bool:
-        """Return whether any command line starts an SFTP server there, as `ForceCommand internal-sftp` does."""
+        """Return whether every command starts an SFTP server there, as with `ForceCommand internal-sftp`."""
         opened, answer = self.link.opened, memoryview(bytearray(64))
         try:
             channel = opened.open_channel(command_line(["true"], self.mark)) if opened else None
@@ -186,13 +186,13 @@ class Session:
             channel.close()
 
     def _recv(self) -> bytes:
-        """Return at least one byte of stdout, more if it is there; empty at the end. stderr is drained meanwhile."""
+        """Return the available stdout, at least one byte; empty at the end. Also drains stderr."""
         if self._piece is None:
             self._piece = memoryview(bytearray(READ_BYTES))
         return bytes(self._piece[: self.read_into(self._piece)])
 
     def read_into(self, piece: memoryview, wait_s: float | None = None) -> int:
-        """Read what stdout has; 0 at its end. After `wait_s` without a byte it raises `TimeoutError`."""
+        """Read from stdout; return 0 at its end. Raises `TimeoutError` after `wait_s` seconds without a byte."""
         if self._buffer and self.pid is not None:
             count = min(len(piece), len(self._buffer))
             piece[:count] = self._buffer[:count]
@@ -212,7 +212,7 @@ class Session:
         self.err += channel.errors()[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
-        """Return the exit code; None for a signal. Raises `Unreachable` when the connection was lost before it came."""
+        """Return the exit code; None for a signal. Raises `Unreachable` if the connection was lost before."""
         end = time.monotonic() + OPEN_S
         with self._translated() as channel:
             while True:
@@ -228,31 +228,31 @@ class Session:
 
     @contextmanager
     def _translated(self) -> Iterator[Channel]:
-        """Turn the errors of a lost connection into `Unreachable`."""
+        """Raise `Unreachable` for the errors of a lost connection."""
         try:
             if self.channel is None:
-                raise ConnectionError("it has not begun")
+                raise ConnectionError("the command has not started")
             yield self.channel
         except TimeoutError:
             raise
         except OSError as lost:
             raise Unreachable(
                 f"the connection to {self.link.endpoint} was lost: {str(lost) or 'no reason given'}",
-                "The command may have been carried out. Check before trying again.",
+                "The command may have had its effect. Check before trying again.",
             ) from lost
 
     # --------------------------------------------------------------------------------------------------------- end
 
     def kill(self) -> None:
-        """End the remote command by its process group, only before its exit is known, so that the pid is valid."""
+        """Kill the process group of the remote command. Only before its exit is known, while the pid is valid."""
         end = time.monotonic() + KILL_S / 2
         channel, opened = self.channel, self.link.opened
         while self.pid is None and time.monotonic() < end and opened and opened.alive:
-            time.sleep(0.02)  # another thread is reading it
+            time.sleep(0.02)  # another thread is reading the pid
         if self.pid is None or channel is None or channel.exited() or not (opened and opened.alive):
             return
         killer = Session(self.link, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
-        with suppress(Exception):  # the caller sees a lost connection anyway
+        with suppress(Exception):  # the caller reports a lost connection anyway
             killer.channel = opened.open_channel(killer.line)
             killer.drain(MAX_NOISE)
         killer.close()

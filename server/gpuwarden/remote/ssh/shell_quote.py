@@ -1,4 +1,4 @@
-"""Quote argument lists for a remote shell; nothing else builds such lines."""
+"""Quote argument lists for a remote shell. All remote command lines are built here."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from gpuwarden.core.errors import BadRequest
 
-# Linux gives one argument at most 128 KiB, and sshd hands the whole line to the shell as one argument.
+# Linux limits one argument to 128 KiB, and sshd passes the whole line to the shell as one argument.
 MAX_LINE_BYTES = 120_000
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
-# Prints the command's pid after any output of a login shell's rc file, then becomes the command.
+# Print the command's pid after any output of a login shell's rc file, then exec the command.
 _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 
 
 def quote(word: str) -> str:
-    """Return one quoted word, which sh, bash, zsh, dash, ksh and fish all read back unchanged.
+    """Return the word quoted such that sh, bash, zsh, dash, ksh and fish read it back unchanged.
 
     Backslashes are outside the single quotes because fish interprets them inside.
     """
@@ -26,14 +26,15 @@ def quote(word: str) -> str:
 
 
 def command_line(argv: Sequence[str], mark: str) -> bytes:
-    """Return the line that runs `argv` under any login shell and prints `mark` and the pid on a separate line before
-    it. Lone surrogates represent bytes that are not UTF-8, as in Python's file names. Raises `BadRequest` for arguments
-    that no command line can contain.
+    """Return a line that prints `mark` and the pid on a line, then runs `argv`, under any login shell.
+
+    Lone surrogates represent bytes that are not UTF-8, as in Python's file names. Raises `BadRequest` for arguments
+    that a command line can't contain.
     """
     if not argv or not argv[0]:
-        raise BadRequest("the command is empty", "Give at least one word.")
+        raise BadRequest("the command is empty", "Pass at least one word.")
     if any("\0" in word for word in argv):
-        raise BadRequest("an argument contains a NUL character, which no command line can contain", "Send it on stdin.")
+        raise BadRequest("an argument contains a NUL character; command lines can't have one", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]
     line = ("exec " + " ".join(map(quote, words))).encode("utf-8", "surrogateescape")
     if len(line) > MAX_LINE_BYTES:

@@ -1,4 +1,4 @@
-"""The folder that files are received into: one writer, safe names, enough space, and durable at the end. Blocking."""
+"""The folder that receives files: one writer, safe names, enough space, and durable at the end. Blocking."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_fo
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a full disk: no other file can be written either."""
+"""Error numbers of a full disk, on which no other file can be written either."""
 
 OWNER = "owner"
 
 Entry = tuple[Artifact, str]
-"""A file of the machine, and its name below the destination."""
+"""A remote file and its name below the destination."""
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
-    """Refuse a folder in another owner's, or that has any content before it was claimed."""
+    """Raise `BadRequest` if the folder is inside another owner's, or has content that no owner claimed."""
     holder = ""
     for folder in (dest, *dest.parents):
         mark = folder / STAGING / OWNER
@@ -44,17 +44,17 @@ def _refuse_others(dest: Path, owner: str) -> None:
             holder = mark.read_text("utf-8", "replace")
     others = not holder and dest.is_dir() and any(entry.name != STAGING for entry in dest.iterdir())
     if others or holder not in {"", owner}:
-        what = f"the files of {holder[:80]}" if holder else "files that are not copies of this job"
+        what = f"the files of {holder[:80]}" if holder else "files that do not belong to this job"
         raise BadRequest(
-            f"{dest} holds {what}; nothing there is replaced", "Choose a new or an empty folder, one for each job."
+            f"{dest} has {what}; existing files are not replaced", "Choose a new or an empty folder for each job."
         )
 
 
 class Destination:
-    """A folder and the staging folder in it. Use it as `with Destination(path).only_writer() as dest`.
+    """A folder and its staging folder. Use it as `with Destination(path).only_writer() as dest`.
 
-    It belongs to one `owner`, a job, where one is given: a folder with anything else is refused, so that no file is
-    ever replaced by another owner's of the same name.
+    If an `owner` (a job) is given, the folder belongs to it. A folder with other content is refused, so that a file is
+    never replaced by another owner's file of the same name.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -68,13 +68,13 @@ class Destination:
         self.staging = self.path / STAGING
         self._folds = folds_names(self.staging)
         self.fresh = False
-        """Nothing was received here before."""
+        """True if the folder and its staging folder were empty before this transfer."""
         self._made: set[str] = set()
         self._changed: set[Path] = set()
 
     @contextmanager
     def only_writer(self) -> Iterator[Destination]:
-        """Lock the folder until this process ends. Raises `Conflict` while another process has it."""
+        """Lock the folder for this block. Raises `Conflict` if another process has the lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.staging / "lock")
@@ -82,7 +82,8 @@ class Destination:
             lock.acquire(blocking=False)
         except Timeout:
             raise Conflict(
-                f"another process is receiving into {self.path}", "Wait for it; both would get the same files."
+                f"another process is receiving into {self.path}",
+                "Wait until it has finished; both transfers would write the same files.",
             ) from None
         try:
             if self.owner:
@@ -94,8 +95,8 @@ class Destination:
         finally:
             lock.release()
 
-    def roster(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
-        """Return each file's destination, and the path and reason of those that can't be taken."""
+    def entries(self, artifacts: Sequence[Artifact]) -> tuple[list[Entry], dict[str, str]]:
+        """Return the files with their destinations, and the reason for each path that can't be received."""
         entries: list[Entry] = []
         refused: dict[str, str] = {}
         taken: dict[str, str] = {}
@@ -107,14 +108,14 @@ class Destination:
                 continue
             key = collision_key(name) if self._folds else name
             if key in taken:
-                refused[artifact.path] = f"its name is the same as that of {taken[key]!r} on this disk"
+                refused[artifact.path] = f"its name equals that of {taken[key]!r} on this disk"
                 continue
             taken[key] = artifact.path
             entries.append((artifact, name))
         return entries, refused
 
     def check_room(self, entries: Sequence[Entry]) -> None:
-        """Raise `BadRequest` unless bytes and inodes suffice for what is not here yet."""
+        """Raise `BadRequest` unless free bytes and inodes suffice for the missing files."""
         need, files = sum(a.size for a, _ in entries), len(entries)
         self.fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
         if not self.fresh:
@@ -125,7 +126,7 @@ class Destination:
         free = shutil.disk_usage(self.path).free
         if need and free < need + SPARE_BYTES:
             raise BadRequest(
-                f"{self.path} has {free:,} bytes free and the transfer needs {need:,} and a little to spare",
+                f"{self.path} has {free:,} bytes free and the transfer needs {need:,} plus a reserve",
                 "Free some space or choose another destination; nothing was copied.",
             )
         if hasattr(os, "statvfs"):
@@ -133,7 +134,7 @@ class Destination:
             if fs.f_files and fs.f_favail < files + SPARE_INODES:
                 raise BadRequest(
                     f"{self.path} has {fs.f_favail:,} free inodes and the transfer needs {files:,}",
-                    "Bytes are not the problem: that file system has no inodes left. Choose another destination.",
+                    "The file system runs out of inodes, not of bytes. Choose another destination.",
                 )
 
     def part(self, artifact: Artifact) -> Path:
@@ -141,7 +142,7 @@ class Destination:
         return self.staging / part_name(artifact)
 
     def target(self, name: str) -> Path:
-        """Return a file's destination, with its parent folders created; never through a symbolic link."""
+        """Return a file's destination and create its parent folders; symbolic links are not followed."""
         parent = name.rpartition("/")[0]
         if parent not in self._made:
             make_parents(self.path, name)
@@ -150,22 +151,22 @@ class Destination:
         return self.path / name
 
     def holds(self, artifact: Artifact, name: str) -> bool:
-        """Return whether a file of this name and size was present before: perhaps the same."""
+        """Return whether a file of this name and size was present before, possibly with other content."""
         return not self.fresh and size_of(self.path / name) == artifact.size
 
     def has(self, artifact: Artifact, name: str, sha256: str | None) -> bool:
-        """Return whether exactly this file was here before, by its digest."""
+        """Return whether this file was present before, with this digest."""
         try:
             return sha256 is not None and self.holds(artifact, name) and hash_file(self.target(name)) == sha256
         except (UnsafeName, OSError):
             return False
 
     def note(self, folders: set[Path]) -> None:
-        """Remember folders in which names changed."""
+        """Record folders in which names changed, for `settle`."""
         self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:
-        """Make the names durable; once everything is here, drop parts that are no longer needed."""
+        """Make the names durable; if the transfer is complete, delete leftover parts."""
         for folder in sorted(self._changed):
             sync_folder(folder)
         if complete:

@@ -1,10 +1,10 @@
 """Many small files as one stream.
 
-The remote side packs an explicit roster and names each file by its number in that roster, so no name from there is ever
-used: a file without a known number, of another size than announced, is dropped. Some files come at a time: their count,
-a row for each with its number, size, digest and times as the machine saw them while it packed, and then their bytes. A
-count of 0 is the end. A file that can't be packed is simply not in the stream; it is asked for alone afterwards, which
-says why.
+The remote machine packs an explicit manifest and identifies each file by its number in that manifest, so names from
+the machine are never used. A file with an unknown number or another size than announced is dropped. Files come in
+groups: their count, a row for each file with its number, size, digest and times at the time of packing, and then their
+contents. A count of 0 ends the stream. A file that can't be packed is left out; it is requested alone afterwards, and
+the reason is reported there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BATCH_FILES: Final = 20_000
 BATCH_BYTES: Final = 64 << 20
 COUNT: Final = struct.Struct(">I")
 ROW: Final = struct.Struct(">IIqq32s")
-"""Number, size, time of the last write and of the last change in nanoseconds, and sha256."""
+"""Number, size in bytes, mtime and ctime in nanoseconds, and sha256."""
 MOST: Final = 1 << 16
 _TIMES_BY_FD = os.utime in os.supports_fd
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Cut a roster into bundles of bounded number and size: each costs a start of Python on the machine."""
+    """Split a manifest into large but limited bundles, because each costs one start of Python on the machine."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
@@ -49,10 +49,10 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 class Unpacker:
-    """Reads such a stream piece by piece and writes what is right into a tree. Blocking.
+    """Reads a bundle piece by piece and writes verified files into a tree. Blocking.
 
-    `wanted` has the files by the numbers that they have in the stream, which has no others than `sent`. `landed` has
-    the number of each file that came and its hex sha256, which the machine had as well.
+    `wanted` maps numbers in the stream to files; `sent` are all files that the stream may contain. `landed` maps the
+    number of each received file to its hex sha256, which equals the machine's.
     """
 
     def __init__(self, wanted: Mapping[int, Entry], tree: Tree, sent: Iterable[Artifact]) -> None:
@@ -65,12 +65,13 @@ class Unpacker:
         self._left = sum(artifact.size + COUNT.size + ROW.size for artifact in sent) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
-        """Take the next piece; return how many bytes of files it completed. Raises `BadReply` for another stream, or
-        one without an end.
+        """Process the next piece; return the number of bytes of the files that it completed.
+
+        Raises `BadReply` if the stream is invalid or longer than the requested files.
         """
         self._left -= len(chunk)
         if self._left < 0:
-            raise BadReply("the machine's bundle is longer than the files that were asked for", "Pull again.")
+            raise BadReply("the machine's bundle is longer than the requested files", "Pull again.")
         self._buffer += chunk
         at = taken = 0
         with memoryview(self._buffer) as view:
@@ -91,7 +92,7 @@ class Unpacker:
         return taken
 
     def _read_rows(self, view: memoryview, at: int) -> int:
-        """Read the rows of the next files; return their end, or `at` before all of them are there."""
+        """Read the rows of the next group; return their end, or `at` if they are incomplete."""
         if len(view) - at < COUNT.size:
             return at
         count = int.from_bytes(view[at : at + COUNT.size], "big")
@@ -115,23 +116,23 @@ class Unpacker:
         sha = hashlib.sha256(content)
         if artifact.sha256:
             right = sha.hexdigest() == bare(artifact.sha256)
-        else:  # the digest that the machine made while it packed, of the file that is in the roster
+        else:  # the machine's digest from packing, if the times still match the manifest
             right = sha.digest() == digest and (mtime_ns, ctime_ns) == (artifact.mtime_ns, artifact.ctime_ns)
         if not right:
             return 0
         try:
             self._write(artifact, name, content)
         except UnsafeName:
-            return 0  # taken alone, it says why
+            return 0  # the file is requested alone, and the reason is reported there
         except OSError as problem:
             if problem.errno in FULL:
                 raise
-            return 0  # one name that this disk can't hold; the others still arrive
+            return 0  # this disk can't store the name; the other files are still received
         self.landed[number] = sha.hexdigest()
         return size
 
     def _write(self, artifact: Artifact, name: str, content: memoryview) -> None:
-        """Write a whole file into the tree, or none: whatever is in the tree gets its name at the end."""
+        """Write a file into the tree, complete or not at all, because `Tree.publish` moves every file there."""
         path = self.tree.place(name)
         fd = os.open(path, _WRITE, 0o666)
         try:
@@ -147,4 +148,4 @@ class Unpacker:
 
 
 def _unreadable() -> BadReply:
-    return BadReply("the machine's bundle is not readable, or contains a large file", "Pull again.")
+    return BadReply("the machine's bundle is invalid or contains a large file", "Pull again.")

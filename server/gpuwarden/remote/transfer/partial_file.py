@@ -1,7 +1,7 @@
-"""One file on its way in: a part file that grows, is hashed as it grows, and becomes the real file at the end.
+"""A file that is being received: a part file that is hashed as it grows and is renamed at the end.
 
-The part is stored in a staging folder of the destination under a name made from the artifact's identity, so a newer
-version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
+The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so a
+newer version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
 continues, or a finished file.
 """
 
@@ -25,7 +25,7 @@ _ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
-    """Return the part file's name: made of path, size and digest (or times), never of the remote side's names."""
+    """Return the name of the part file: a hash of path, size and digest (or times), safe for any remote name."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
@@ -38,7 +38,7 @@ def hash_file(path: Path) -> str:
 
 
 class Part:
-    """A growing part file. Its methods block: call them from a worker thread."""
+    """A growing part file. Its methods block, so call them from a worker thread."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Part:
         self._file: io.FileIO | None = None
 
     def open(self) -> int:
-        """Open and hash what is there already; return how many bytes that is. Too long a part starts again from 0."""
+        """Open the part and hash its content; return its size in bytes. A part that is too long restarts from 0."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         fd = os.open(self.path, flags, 0o666)
         file = self._file = io.FileIO(fd, "r+b")
@@ -62,7 +62,7 @@ class Part:
         return self.offset
 
     def write(self, chunk: bytes | memoryview) -> int:
-        """Append and hash, never beyond the announced size; return how many bytes were taken."""
+        """Append and hash a chunk, up to the announced size; return the number of bytes written."""
         assert self._file is not None
         view = memoryview(chunk)[: self.size - self.offset]
         taken = len(view)
@@ -75,8 +75,8 @@ class Part:
                 stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
-            # Disk and network work in parallel then, and `finish` waits briefly: Linux starts to write a range that
-            # is marked as not needed, and keeps it in memory until that is done.
+            # Linux starts writing back a range marked as not needed, and keeps it in memory until it is written.
+            # Disk and network thus work in parallel, and the sync in `finish` is short.
             if hasattr(os, "posix_fadvise"):
                 came = self.offset - self._begun
                 with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class Part:
         return taken
 
     def restart(self) -> None:
-        """Discard everything: the content turned out to be wrong."""
+        """Discard the content after a wrong digest."""
         assert self._file is not None
         self._file.truncate(0)
         self._file.seek(0)
@@ -93,7 +93,7 @@ class Part:
         self._hash = hashlib.sha256()
 
     def sha256(self) -> str:
-        """Return the hex digest of what is there."""
+        """Return the hex digest of the content so far."""
         return self._hash.hexdigest()
 
     def finish(self, target: Path, mtime_ns: int) -> None:
@@ -105,14 +105,14 @@ class Part:
         self.path.replace(target)
 
     def close(self) -> None:
-        """Close the file; the part stays for the next call."""
+        """Close the file; the part is kept for the next call."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """Split data into stretches to write and stretches of zeros, which a file keeps as holes."""
+    """Split data into stretches to write and stretches of zeros, which become holes in the file (True)."""
     begun = 0
     for at in range(0, len(view), HOLE):
         block = view[at : at + HOLE]
@@ -126,16 +126,16 @@ def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
 
 
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
-    """Give a file the time it has on the machine; a time that this disk can't store is left out."""
+    """Set a file's mtime to the one on the machine; ignore a time that this disk can't store."""
     if mtime_ns > 0:
-        try:  # `suppress` would take as long as the call
+        try:  # `suppress` costs as much as the call
             os.utime(path, ns=(mtime_ns, mtime_ns))
         except (OSError, OverflowError):
             pass
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Make the names in a folder durable. Does nothing on Windows."""
     if os.name == "nt":
         return
     fd = os.open(folder, os.O_RDONLY)
@@ -146,14 +146,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_everything(folder: Path) -> None:
-    """Make all files below a folder durable: with one call where the system has it (Linux), else each."""
+    """Make all files below a folder durable: with one `syncfs` on Linux, otherwise one by one."""
     if sys.platform == "linux":
         fd = os.open(folder, os.O_RDONLY)
         try:
             if ctypes.CDLL(None).syncfs(fd) == 0:
                 return
         except (OSError, AttributeError):
-            pass  # another C library
+            pass  # a C library without syncfs
         finally:
             os.close(fd)
     for path, _, files in os.walk(folder):

@@ -1,14 +1,14 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
-The digests are in the manifest, or the machine makes them while it sends (`Sealing`), so that it reads each file
-once; a digest from right after the save is not made again. Either way a file that arrived was hashed twice: there by
-the machine, here by us.
+The digests come from the manifest, or the machine computes them while it sends (`Sealing`) and so reads each file
+once. A digest that was recorded right after the save is not computed again. In both cases a received file is hashed
+twice: by the remote machine and by this one.
 
-`receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a folder of this machine. Each file
-grows as a part below `dest/.gpuwarden/`, is hashed as it arrives, and takes its name only when size and digest are
-those of the manifest. A stall or a lost connection is retried from where it stopped; `kill -9` at any line leaves
-parts that the next call continues. Files that can't be taken (bad name, vanished, changed since the manifest) are
-listed in the answer with the reason; the rest still arrives.
+`receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a local folder. Each file grows as a
+part below `dest/.gpuwarden/`, is hashed as it arrives, and gets its name only when its size and digest match the
+manifest. After a stall or a lost connection the transfer resumes at the last byte; `kill -9` at any line leaves parts
+that the next call continues. Files that can't be received (bad name, missing, changed since the manifest) are listed
+in the result with the reason; the others are still received.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ TRIES = 6
 
 
 class Source(Protocol):
-    """The source of the bytes."""
+    """A source of file contents."""
 
     def read(self, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one file from `offset`. An end without an error is the file's end.
+        """Stream one file from `offset`. If the stream ends without an error, the file is complete.
 
-        Raises `NotFound` when the file is gone and `Unreachable` when the connection is.
+        Raises `NotFound` if the file is missing and `Unreachable` if the connection is lost.
         """
         ...
 
@@ -56,55 +56,56 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream of these files, each named by its number in `artifacts`, as `file_bundle` describes it."""
+        """Return a stream of these files as `file_bundle` describes it; a file's number is its index in `artifacts`."""
         ...
 
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes what it sends: a manifest without digests is enough. Bundles have digests."""
+    """A source whose machine hashes files while it sends them: the manifest needs no digests, and bundles have them."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
-        """Hand a file's bytes from `offset` to `take`, in a worker thread, none after it was canceled.
+        """Pass a file's bytes from `offset` to `take` in a worker thread; none after a cancellation.
 
-        Returns the file's hex sha256 where the machine hashed it while sending: it does from offset 0, when the
-        artifact has no digest. Raises as `read` does, and `BadReply` for a file that is not the artifact any more.
+        Returns the file's hex sha256 if the machine hashed it while sending, which it does from offset 0 for an
+        artifact without a digest. Raises the errors of `read`, and `BadReply` if the file no longer matches the
+        artifact.
         """
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """Return fresh hex sha256 digests from the machine, by path; a file that changed is left out."""
+        """Return newly computed hex sha256 digests from the machine, by path; changed files are left out."""
         ...
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A bundle that the machine sends already: of the small files of a roster, each named by its number there."""
+    """A bundle of small files that the machine is already sending. A file's number is its index in `listed`."""
 
-    roster: Sequence[Artifact]
+    listed: Sequence[Artifact]
     stream: AsyncIterator[bytes]
 
     @property
     def small(self) -> Sequence[Artifact]:
-        """Return the files that may be in it."""
-        return [a for a in self.roster if a.size <= SMALL_BYTES]
+        """Return the files that the bundle may contain."""
+        return [a for a in self.listed if a.size <= SMALL_BYTES]
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Return the number of each file."""
-        return {a.path: number for number, a in enumerate(self.roster)}
+        """Return the number of each file, by path."""
+        return {a.path: number for number, a in enumerate(self.listed)}
 
 
 @runtime_checkable
 class Fetched(Sealing, Protocol):
-    """A source whose machine sends the small files already."""
+    """A source whose machine is already sending the small files."""
 
     begun: Begun
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a transfer. Bytes that were there already count as done."""
+    """The progress of a transfer. Bytes that were already present count as done."""
 
     path: str
     bytes_done: int
@@ -114,7 +115,7 @@ class Progress:
 
 
 class ReceivedFile(Frozen):
-    """One file that is here now. `sha256` is of the local bytes; `verified` says that the manifest had the same."""
+    """One received file. `sha256` is the digest of the local bytes; `verified`: the machine had the same digest."""
 
     path: str
     local: str
@@ -124,15 +125,15 @@ class ReceivedFile(Frozen):
 
 
 class Problem(Frozen):
-    """One file of the manifest that was not taken, and why."""
+    """One file of the manifest that was not received, and the reason."""
 
     path: str
     why: str
 
 
 class Received(Frozen):
-    """The result of a transfer. `bytes_sent` crossed the network, `bytes_resumed` were found in parts and
-    `bytes_skipped` in finished files; `retries` counts connections that were opened again.
+    """The result of a transfer. `bytes_sent` crossed the network; `bytes_resumed` were found in parts and
+    `bytes_skipped` in finished files. `retries` counts reopened connections.
     """
 
     files: tuple[ReceivedFile, ...]
@@ -144,14 +145,14 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether every file of the manifest is here with the digest the machine computed."""
+        """Return whether every file of the manifest was received with the digest of the machine."""
         return not self.problems and all(f.verified for f in self.files)
 
-    def sealed(self, roster: Manifest) -> Manifest:
-        """Return the manifest with the digests that the machine made while it sent; a file not taken may have none."""
+    def sealed(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the digests computed during the transfer; a file not received may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
-        files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in roster.files)
-        return roster.model_copy(update={"files": tuple(files)})
+        files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in manifest.files)
+        return manifest.model_copy(update={"files": tuple(files)})
 
 
 async def receive(
@@ -168,10 +169,10 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` below `dest` and compare digests.
 
-    `owner`, where given, is the owner of these files: `dest` is new or empty then, or was this owner's before.
-    `tries` is how often in a row a file may fail without a new byte before `Unreachable` is raised; what arrived
-    stays and the next call continues. Raises `BadRequest` when space or inodes don't suffice or `dest` has files that
-    are not the owner's, and `Conflict` when another process is receiving into `dest`.
+    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. `tries` is the number of
+    consecutive failures of a file without a new byte before `Unreachable` is raised; received bytes are kept and the
+    next call continues. Raises `BadRequest` if space or inodes do not suffice or `dest` has files of another owner,
+    and `Conflict` if another process is receiving into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
@@ -182,7 +183,7 @@ _Portion = tuple[Sequence[Entry], Begun | None]
 
 
 class _Receiver:
-    """One call of `receive`: the counters, and the work on one file or one bundle."""
+    """The state of one call of `receive`, and its work on one file or one bundle."""
 
     def __init__(
         self,
@@ -204,8 +205,8 @@ class _Receiver:
         self.total = self.count = 0
 
     async def run(self, manifest: Manifest, parallel: int) -> Received:
-        """Take all files, several at a time, the largest first."""
-        entries, self.refused = await to_thread.run_sync(self.dest.roster, manifest.files)
+        """Receive all files, several at a time, the largest first."""
+        entries, self.refused = await to_thread.run_sync(self.dest.entries, manifest.files)
         try:
             await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
         except OSError as problem:
@@ -236,7 +237,7 @@ class _Receiver:
         )
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[_Portion]:
-        """Yield what a bundle that has begun brings, each large file, the largest first, and bundles of small files."""
+        """Yield the files of a bundle under way, then each large file (largest first), then bundles of small files."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
@@ -258,7 +259,7 @@ class _Receiver:
     # -------------------------------------------------------------------------------------------------- small files
 
     async def _bundle(self, portion: Sequence[Entry], begun: Begun | None) -> Sequence[Entry]:
-        """Take small files as bundles; return those that did not arrive, to be taken alone."""
+        """Receive small files as bundles; return the missing ones, which are then requested one by one."""
         wanted = portion
         if not self.dest.fresh:
             here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
@@ -287,7 +288,7 @@ class _Receiver:
         return wanted
 
     async def _unpack(self, unpacker: Unpacker, bundle: AsyncIterator[bytes]) -> bool:
-        """Read one bundle; return whether the connection was lost before its end."""
+        """Read one bundle; return whether the connection was lost before the bundle ended."""
         first = next(iter(unpacker.wanted.values()))[0]
         try:
             async with _closing(bundle) as stream:
@@ -299,17 +300,17 @@ class _Receiver:
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
                     self._report(first)
-                with anyio.move_on_after(END_S):  # a command that ends by itself need not be killed
+                with anyio.move_on_after(END_S):  # a command that exits by itself need not be killed
                     await anext(stream, b"")
         except (Unreachable, TimeoutError):
             self.retries += 1
             return not unpacker.ended
         except (BadReply, NotFound):
-            pass  # what is missing now is asked for alone, which says why
+            pass  # missing files are requested one by one, and the reason is reported there
         return False
 
     def _publish(self, entries: Sequence[Entry]) -> None:
-        """Rename the small files that came; one that can't be placed is a separate problem."""
+        """Rename the received small files; a file that can't be placed becomes a `Problem`."""
         try:
             changed, kept = self.tree.publish(self.dest.path)
         except OSError as problem:
@@ -318,12 +319,12 @@ class _Receiver:
         for artifact, name in entries if kept else ():
             if kept & {name, *map(str, PurePosixPath(name).parents)} and artifact.path in self.files:
                 del self.files[artifact.path]
-                self.refused[artifact.path] = f"something else is in its place in {self.dest.path}"
+                self.refused[artifact.path] = f"another file or folder is in its place in {self.dest.path}"
 
     # -------------------------------------------------------------------------------------------------- single files
 
     async def _take_or_refuse(self, artifact: Artifact, name: str) -> None:
-        """Take one file alone, or note why it can't be had; a full disk is raised."""
+        """Receive one file, or record why it can't be received. An error of a full disk is raised."""
         try:
             if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
                 self.skipped += artifact.size
@@ -345,10 +346,10 @@ class _Receiver:
         except OSError as problem:
             if problem.errno in FULL:
                 raise
-            self.refused[artifact.path] = f"this machine could not write it: {problem.strerror or problem}"
+            self.refused[artifact.path] = f"the file can't be written on this machine: {problem.strerror or problem}"
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
-        """Fill the part and compare. An earlier part that turns out wrong is fetched again, once."""
+        """Fill the part and compare its digest. A resumed part with a wrong digest is fetched again, once."""
         resumed = part.offset
         await self._stream(artifact, part)
         if resumed and not await self._matches(artifact, part):
@@ -363,22 +364,22 @@ class _Receiver:
             if not untouched:
                 raise BadReply(
                     f"{artifact.path} changed on the machine after its manifest was taken",
-                    "Take a new manifest when nothing writes to it any more.",
+                    "Take a new manifest once no process writes to it.",
                 )
             raise BadReply(
                 f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
-                "though by its times nobody wrote to it",
+                "although its timestamps are unchanged",
                 "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
             )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
-        """Return whether the part's digest equals the machine's, where it has one."""
+        """Return whether the part's digest equals the machine's, if the machine has one."""
         await self._learn([artifact])
         digest = self.digests.get(artifact.path)
         return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True
 
     async def _learn(self, artifacts: Sequence[Artifact]) -> None:
-        """Ask the machine for digests that are missing."""
+        """Request the missing digests from the machine."""
         wanted = [a for a in artifacts if a.path not in self.digests]
         if not wanted or not isinstance(self.source, Sealing):
             return
@@ -393,14 +394,14 @@ class _Receiver:
                 await self._pause(failures)
 
     async def _stream(self, artifact: Artifact, part: Part) -> None:
-        """Read until the part has its size, opening the stream again after a stall or a lost connection."""
+        """Read until the part is complete; reopen the stream after a stall or a lost connection."""
         failures = 0
         while part.offset < artifact.size:
             before = part.offset
             try:
                 await self._stream_once(artifact, part)
                 if part.offset < artifact.size:
-                    raise BadReply(f"{artifact.path} is shorter on the machine now than its manifest says")
+                    raise BadReply(f"{artifact.path} is shorter on the machine than in its manifest")
             except (Unreachable, TimeoutError) as lost:
                 failures = 1 if part.offset > before else failures + 1
                 self.retries += 1
@@ -408,7 +409,7 @@ class _Receiver:
                     raise Unreachable(
                         f"{artifact.path} stopped at {part.offset:,} of {artifact.size:,} bytes: "
                         f"{str(lost) or f'no byte for {self.stall_s:g} s'}",
-                        "What arrived is kept; the next pull continues there.",
+                        "Pull again: the received bytes are kept and the transfer continues there.",
                     ) from lost
                 await self._pause(failures)
 
@@ -427,7 +428,7 @@ class _Receiver:
                 self._report(artifact)
 
     async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
-        """Let a thread fill the part, and check its progress now and then."""
+        """Fill the part in a worker thread, and check its progress every `LOOK_S` seconds."""
         begun, sent = part.offset, 0
 
         def count() -> None:
@@ -453,7 +454,7 @@ class _Receiver:
                 finally:
                     count()
                 group.cancel_scope.cancel()
-        if digest is not None and artifact.sha256 is None:  # a digest from the time of the save takes precedence
+        if digest is not None and artifact.sha256 is None:  # a digest recorded at the save takes precedence
             self.digests[artifact.path] = digest
 
     async def _pause(self, failures: int) -> None:
@@ -477,9 +478,7 @@ class _Receiver:
 
 def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:
     if problem.errno in FULL:
-        return BadRequest(
-            f"the disk under {dest} is full", "Free some space and pull again: it continues where it stopped."
-        )
+        return BadRequest(f"the disk under {dest} is full", "Free some space and pull again to resume the transfer.")
     return BadRequest(f"{dest} can't be written: {problem.strerror or problem}", "Choose another destination.")
 
 

@@ -1,4 +1,4 @@
-"""Open a file of this machine that is to be sent: a regular one, and through no link."""
+"""Open a local file to send: a regular file, without following links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 
 
 Identity = tuple[int, int]
-"""Device and inode of a file: the same path may lead elsewhere later, where a folder above it became a link."""
+"""Device and inode of a file. The path alone is not enough: a parent folder may be replaced by a link later."""
 
 
 def identity_of(info: os.stat_result) -> Identity:
@@ -22,12 +22,12 @@ def identity_of(info: os.stat_result) -> Identity:
 
 
 def open_regular(path: Path, identity: Identity | None = None) -> BufferedReader:
-    """Open the file for reading. Raises `BadRequest` for anything else, and for a file of another identity."""
+    """Open a regular file for reading. Raises `BadRequest` for anything else, or if its identity differs."""
     return os.fdopen(_opened(path, identity), "rb")
 
 
 def read_regular(path: Path, limit: int, identity: Identity) -> bytes:
-    """Return at most `limit` bytes of the file, without the cost of a file object. Raises `BadRequest` as above."""
+    """Return at most `limit` bytes of the file. Faster than `open_regular`; raises the same `BadRequest`."""
     fd = _opened(path, identity)
     try:
         content = piece = os.read(fd, limit)
@@ -52,5 +52,5 @@ def _opened(path: Path, identity: Identity | None) -> int:
         raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     if identity not in {None, identity_of(info)}:
         os.close(fd)
-        raise BadRequest(f"{path} was replaced after it was listed", "Send it when nothing writes to it.")
+        raise BadRequest(f"{path} was replaced after it was listed", "Send it again once no process replaces it.")
     return fd

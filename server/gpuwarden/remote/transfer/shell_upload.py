@@ -1,8 +1,8 @@
-"""Put files on a machine that has a POSIX shell and `sha256sum`, and no Python: the runner itself arrives this way.
+"""Push files to a machine that has a POSIX shell and `sha256sum` but no Python. The runner itself is sent this way.
 
-A file grows as `.NAME.DIGEST.part` beside its name; a cut continues there, and another version never continues it. The
-machine confirms each piece before the next one goes. Pieces grow with what one connection has carried: a cut costs a
-small share of that.
+A file grows as `.NAME.DIGEST.part` beside its final name. The next push continues the part after a cut; the digest
+keeps another version of the file from continuing it. The machine confirms each piece before the next one is sent.
+Pieces grow with the bytes that the connection has carried, so a cut loses a small share of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ sync "$temporary" 2>/dev/null
 mv -f -- "$temporary" "$1/$2"
 """.strip()
 
-# $1 folder: free KiB and inodes of its file system.
+# $1 folder: print the free KiB and inodes of its file system.
 _ROOM = r"""
 umask 077
 mkdir -p -- "$1" || exit 73
@@ -50,7 +50,7 @@ df -Pk -- "$1" | tail -n 1 | awk '{print $4}'
 df -Pi -- "$1" 2>/dev/null | tail -n 1 | awk '{print $4}'
 """.strip()
 
-# $1 file, $2 part, $3 size, $4 digest: `done`, or how many bytes of the part are there.
+# $1 file, $2 part, $3 size, $4 digest: print `done`, or the size of the part.
 _HERE = r"""
 if [ -f "$1" ] && [ ! -L "$1" ] && [ "$(wc -c < "$1")" -eq "$3" ] && [ "$(sha256sum < "$1" | cut -c1-64)" = "$4" ]
 then echo done; exit 0; fi
@@ -60,8 +60,8 @@ mkdir -p -- "${1%/*}" || exit 73
 if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
 """.strip()
 
-# $1 part, $2 offset: append pieces, unless somebody else wrote meanwhile. Each comes as a line with its size, its
-# bytes and a line end; each is confirmed by a line with the part's size after it.
+# $1 part, $2 offset: append pieces, unless another process has written to the part. A piece is a line with its size,
+# its bytes and a line end; it is confirmed by a line with the new size of the part.
 _APPEND = r"""
 umask 077
 : >> "$1" || exit 74
@@ -73,13 +73,13 @@ while read -r size; do
 done
 """.strip()
 
-# $1 part: make it, without a byte.
+# $1 part: create it empty.
 _EMPTY = r"""
 umask 077
 : >> "$1" || exit 74
 """.strip()
 
-# $1 file, $2 part, $3 digest: rename it; a wrong part is dropped.
+# $1 file, $2 part, $3 digest: rename the part to the file; delete a part with another digest.
 _FINISH = r"""
 if [ "$(sha256sum < "$2" | cut -c1-64)" != "$3" ]; then rm -f -- "$2"; exit 76; fi
 sync "$2" 2>/dev/null
@@ -88,12 +88,12 @@ mv -f -- "$2" "$1"
 
 
 async def put(machine: Ssh, path: str, content: bytes) -> None:
-    """Write one small file whose name is made of its content: atomic, private, and left alone when it is there.
+    """Write one small file whose name is derived from its content, atomically and private; skip it if it is present.
 
-    Raises `BadRequest` when the machine has no room for it.
+    Raises `BadRequest` if the machine can't write it, for example for lack of space.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-    # A line that is cut again and again may never carry everything at once: what came over before is not sent again.
+    # A connection that is cut repeatedly may never carry all files in one go, so a file that arrived is not sent again.
     if len(content) > PIECE:
         seen = await machine.run(["/bin/sh", "-c", _THERE, "sh", path, str(len(content))], timeout_s=PUT_S)
         if seen.code == 0:
@@ -109,7 +109,7 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
 
 @dataclass
 class ShellPush:
-    """One push: the counters, and the work on one file. `lost` waits before the next try, or gives up."""
+    """The state of one push, and its work on one file. `lost` waits before the next try, or raises."""
 
     machine: Ssh
     folder: str
@@ -118,14 +118,14 @@ class ShellPush:
     lost: Callable[[Unreachable, str, int], Awaitable[int]]
 
     async def room(self) -> tuple[int | None, int | None]:
-        """Return the free bytes and inodes of the folder's file system, where they are known."""
+        """Return the free bytes and inodes of the folder's file system; None if unknown."""
         ran = await self._shell(_ROOM, self.folder)
         numbers = [int(word) if word.isdigit() else None for word in ran.out.decode("ascii", "replace").split()]
         free, inodes = [*numbers, None, None][:2]
         return None if free is None else free * 1024, inodes
 
     async def run(self, entries: Sequence[Row]) -> None:
-        """Send all, several at a time, the largest first."""
+        """Send all files, several at a time, the largest first."""
         queue = iter(sorted(entries, key=lambda e: -e.size))
         with first_error():
             async with anyio.create_task_group() as group:
@@ -139,7 +139,7 @@ class ShellPush:
             self.counts.landed.add(entry.name)
 
     async def _send(self, entry: Row, sha256: str) -> None:
-        """Send one file from where it stopped, until the machine has computed the same digest."""
+        """Send one file, resuming its part, until the machine computes the same digest."""
         target = f"{self.folder}/{entry.name}"
         above, _, name = target.rpartition("/")
         part = f"{above}/.{name[:120]}.{sha256[:16]}.part"
@@ -157,23 +157,25 @@ class ShellPush:
                 if await self._append(entry, sha256, target, part, offset):
                     return
                 if wrong:
-                    raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                    raise BadReply(
+                        f"{entry.path} changed while it was sent", "Send it again once no process writes to it."
+                    )
                 wrong = True
             except Unreachable as lost:
                 failures = await self.lost(lost, entry.name, failures)
 
     async def _offset(self, entry: Row, sha256: str, target: str, part: str) -> int | None:
-        """Return how many bytes are there; None when the file is complete."""
+        """Return the size of the part on the machine; None if the file is complete."""
         ran = await self._shell(_HERE, target, part, str(entry.size), sha256)
         word = ran.out.decode("ascii", "replace").strip()
         if word == "done":
             return None
         if not word.isdigit():
-            raise BadReply(f"the machine did not say how much of {entry.name} it has: {word[:80]!r}", "Push again.")
+            raise BadReply(f"invalid reply to the size of {entry.name}: {word[:80]!r}", "Push again.")
         return int(word)
 
     async def _append(self, entry: Row, sha256: str, target: str, part: str, offset: int) -> bool:
-        """Send the rest and rename it; return False when the part turned out wrong and was dropped."""
+        """Send the rest and rename the part; return False if its digest is wrong and it was deleted."""
         if offset < entry.size:
             await self._send_pieces(entry, target, part, offset)
         elif entry.size == 0:
@@ -194,7 +196,9 @@ class ShellPush:
                     size = min(max(PIECE, (at - offset) // SHARE), MAX_PIECE, entry.size - at)
                     piece = await to_thread.run_sync(file.read, size)
                     if len(piece) < size:
-                        raise BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+                        raise BadReply(
+                            f"{entry.path} changed while it was sent", "Send it again once no process writes to it."
+                        )
                     self.counts.sent += size
                     self.counts.name = entry.name
                     answer = await session.ask(b"%d\n%b" % (size, piece), timeout_s=self.stall_s)
@@ -215,7 +219,7 @@ class ShellPush:
 
 
 def check_ran(ran: Ran, path: str) -> None:
-    """Raise `BadRequest` for a command that could not write there."""
+    """Raise `BadRequest` if a command could not write to `path`."""
     if ran.code != 0:
         why = ran.err.decode("utf-8", "replace").strip()[-300:] or "no reason given"
         raise BadRequest(

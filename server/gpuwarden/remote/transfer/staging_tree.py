@@ -1,7 +1,7 @@
-"""Stage complete small files under their own names until all are moved into place: with one rename for a folder that is
-new in the destination, instead of one for each file. Blocking.
+"""Stage complete small files under their own names, then move them all into place. Blocking.
 
-A process that is killed before that leaves the tree; the next call takes from it only files with the right digest.
+A folder that is new in the destination takes one rename instead of one for each file. A process that is killed before
+the move leaves the tree behind; the next call accepts only files with the right digest from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.remote.transfer.partial_file import sync_everything
 
 
 class Tree:
-    """One such tree, in a staging folder."""
+    """A tree of staged files in a staging folder."""
 
     def __init__(self, staging: Path) -> None:
         self.path = staging / "tree"
@@ -27,9 +27,9 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move a killed process's files of this roster into place, still unverified; drop the rest.
+        """Move files of this manifest that a killed process left into place, still unverified; delete the others.
 
-        Raises `BadRequest` where the tree is a link: what it leads to is somebody's own.
+        Raises `BadRequest` if the tree is a symbolic link, because its target may hold unrelated files.
         """
         if self.path.is_symlink():
             raise BadRequest(f"{self.path} is a symbolic link; files are not taken through it", "Remove it.")
@@ -37,15 +37,15 @@ class Tree:
             return
         for artifact, name in entries:
             left = self.path / name
-            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # through no link
+            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # not through a link
                 try:
                     left.replace(target(name))
                 except (UnsafeName, OSError):
-                    continue  # it is fetched again, which says why
+                    continue  # the file is fetched again, and the reason is reported there
         shutil.rmtree(self.path)
 
     def place(self, name: str) -> str:
-        """Return the path to write a file to, with its parent folders created. Raises `UnsafeName` or `OSError`."""
+        """Return the staging path of a file and create its parent folders. Raises `UnsafeName` or `OSError`."""
         path = f"{self._root}/{name}"
         folder = path[: path.rindex("/")]
         if folder not in self._made:
@@ -55,9 +55,9 @@ class Tree:
         return path
 
     def publish(self, dest: Path) -> tuple[set[Path], set[str]]:
-        """Make everything durable, then move it below `dest`.
+        """Make all staged files durable, then move them below `dest`.
 
-        Returns the folders whose names changed, and what could not be placed, files or folders, relative to `dest`.
+        Returns the folders whose content changed, and the files or folders that could not be moved, relative to `dest`.
         """
         if not self._made:
             return set(), set()
@@ -73,7 +73,7 @@ class Tree:
 
 
 def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
-    """Move a folder's content into another; each folder that changed, and with it a path that could not be placed."""
+    """Move a folder's content into another. Yields each changed folder, with a path that could not be moved or ""."""
     yield dest, ""
     with os.scandir(source) as entries:
         for entry in entries:
@@ -91,7 +91,7 @@ def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind(path: str) -> int:
-    """Return the file type bits of a path itself; 0 where nothing is."""
+    """Return the file type bits of a path, without following links; 0 if it does not exist."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""A file that was hashed while it was sent: its bytes, then one line with the machine's digest and times of it."""
+"""A file that was hashed while it was sent: its bytes, then one line with the machine's digest and file times."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_LINE = 4096
 
 
 class Seal:
-    """Pass a file's bytes on to `take` and keep the line after them."""
+    """Passes a file's bytes to `take` and keeps the line after them."""
 
     def __init__(self, artifact: Artifact, take: Callable[[memoryview], object], size: int) -> None:
         self.artifact, self.take, self.left = artifact, take, size
         self.line = b""
 
     def __call__(self, view: memoryview) -> None:
-        """Take the next piece of the stream."""
+        """Process the next piece of the stream."""
         count = min(self.left, len(view))
         if count:
             self.take(view[:count])
@@ -28,7 +28,7 @@ class Seal:
             self.line = (self.line + bytes(view[count : count + MAX_LINE]))[:MAX_LINE]
 
     def digest(self) -> str:
-        """Return the machine's digest in hex. Raises `BadReply` when that is not the artifact, or no line came."""
+        """Return the machine's digest in hex. Raises `BadReply` if the line is missing or the artifact changed."""
         try:
             said = json.loads(self.line) if self.left == 0 else {}
             seen = Artifact.model_validate({"path": self.artifact.path, **said})
@@ -37,6 +37,6 @@ class Seal:
         if seen is None or not seen.sha256 or (self.artifact.ctime_ns and seen.stamp != self.artifact.stamp):
             raise BadReply(
                 f"{self.artifact.path} changed on the machine after its manifest was taken",
-                "Pull again when nothing writes to it any more.",
+                "Pull again once no process writes to it.",
             )
         return seen.sha256

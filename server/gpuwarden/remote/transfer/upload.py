@@ -1,4 +1,4 @@
-"""Push files to a machine: resumed, compared by digest there, and named only when complete."""
+"""Push files to a machine: resumed, compared by digest, and renamed only when complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPARE_INODES = 64
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push. `bytes_sent` crossed the network; `bytes_resumed` and `bytes_skipped` were present."""
+    """The result of a push. `bytes_sent` crossed the network; the machine had `bytes_resumed` and `bytes_skipped`."""
 
     files: int
     bytes_sent: int
@@ -47,13 +47,13 @@ async def push(
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Pushed:
-    """Copy an explicit roster, name below `folder` -> local file, to a machine and compare digests there.
+    """Copy files to a machine and compare digests there. `files` maps names below `folder` to local files.
 
-    All go as one stream where the machine has a `python` (3.8 or newer), else, or with None, one by one through its
-    shell.
+    Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, they
+    are sent one by one through its shell.
 
-    Raises `BadRequest` for a name or file that can't be sent and when the machine lacks room, `Unreachable` after
-    `tries` failures in a row without progress; what arrived stays and the next call continues.
+    Raises `BadRequest` for a name or file that can't be sent or if the machine lacks space, and `Unreachable` after
+    `tries` consecutive failures without progress. Sent bytes are kept and the next call continues.
     """
     machine.link.begin()
     try:
@@ -97,8 +97,8 @@ class _Push:
     counts: Counts = field(default_factory=Counts)
 
     async def stream(self, entries: Sequence[Row], python: str) -> bool:
-        """Send what has not arrived, over one connection after another. Return False for a machine without Python."""
-        # Small files first, those of a folder one after the other; the rest by their size.
+        """Send the missing files, over a new connection after each cut; return False if the machine has no Python."""
+        # Small files first, ordered by folder; then the others by size.
         rest, failures = sorted(entries, key=lambda e: (max(e.size, SMALL_BYTES), e.name)), 0
         first = True
         while rest or first:
@@ -108,7 +108,7 @@ class _Push:
             def work(session: Any) -> None:
                 nonlocal stream
                 stream = UploadStream(session, self.folder, self.counts, self.stall_s)
-                stream.run(waiting, lambda hello: self._greeted(hello, len(waiting)) if now else None)  # noqa: B023
+                stream.run(waiting, lambda hello: self._hello(hello, len(waiting)) if now else None)  # noqa: B023
 
             first = False
             try:
@@ -126,20 +126,20 @@ class _Push:
         return True
 
     async def shell(self, entries: Sequence[Row]) -> None:
-        """Send files one by one."""
+        """Send files one by one through the shell."""
         push = ShellPush(self.machine, self.folder, self.counts, self.stall_s, self.lost)
         self._check_room(*await push.room(), files=len(entries))
         await push.run(entries)
 
     async def lost(self, lost: Unreachable, name: str, failures: int) -> int:
-        """Wait before the next try, or give up."""
+        """Wait before the next try. Raises `Unreachable` after `tries` failures."""
         self.counts.retries += 1
         if failures + 1 >= self.tries:
-            raise Unreachable(f"{name} could not be sent: {lost.message}", "Push again to go on.") from lost
+            raise Unreachable(f"{name} could not be sent: {lost.message}", "Push again to continue.") from lost
         await self.clock.sleep(min(2.0**failures / 2, 15.0))
         return failures + 1
 
-    def _greeted(self, hello: Mapping[str, Any], files: int) -> None:
+    def _hello(self, hello: Mapping[str, Any], files: int) -> None:
         numbers = (n if type(n := hello.get(key)) is int else None for key in ("free", "inodes"))
         self._check_room(*numbers, files=files)
 

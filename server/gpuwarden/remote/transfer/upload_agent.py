@@ -1,24 +1,25 @@
-"""Receive files as one stream on the machine that they are pushed to, and confirm what is there.
+"""Receive files as one stream on the machine that they are pushed to, and confirm written files.
 
     python -I -c SOURCE FOLDER
 
-It begins with a line about the folder: `{"fresh": BOOL, "free": BYTES, "inodes": N}`. stdin is a sequence of requests.
-Two of them, which are all that a tree of small files needs, are plain words, since `json` takes a third of the start:
+The first output line describes the folder: `{"fresh": BOOL, "free": BYTES, "inodes": N}`. stdin is a sequence of
+requests. Two of them are plain words, because importing `json` takes a third of the start time; a tree of small files
+needs no others:
 
-- `files n`: n bytes with name, size and sha256 of many small files, separated by NUL, and then their bytes. Each file
-  gets its name when its digest is right.
-- `sync`: `{"synced": true}` once all of it is durable.
+- `files n`: n bytes with name, size and sha256 of many small files, separated by NUL, and then their contents. Each
+  file gets its name if its digest is right.
+- `sync`: make all files durable, then answer `{"synced": true}`.
 
 The others are lines of JSON:
 
-- `{"ask": [[name, size, key], ...]}`: `{"have": [[same, part], ...]}`, whether a file of that size is there, and how
-  many bytes of its part.
-- `{"digest": [name, ...]}`: `{"sha256": [hex, ...]}`, empty for what is not a file.
-- `{"part": [name, size, key, offset]}`, and pieces: `D n` with n bytes, `Z n` for a hole, and `E sha256` at the end,
-  when the part gets its name if its digest is right, and is dropped if not.
+- `{"ask": [[name, size, key], ...]}`: answer `{"have": [[same, part], ...]}`: whether a file of that size is present,
+  and the number of bytes in its part.
+- `{"digest": [name, ...]}`: answer `{"sha256": [hex, ...]}`; empty if the name is not a regular file.
+- `{"part": [name, size, key, offset]}`, and pieces: `D n` with n bytes, `Z n` for a hole, and `E sha256` at the end.
+  The part gets its name if its digest is right, and is deleted if not.
 
-What was done is confirmed now and then by `{"done": files, "bytes": n, "bad": [number, ...]}`. A failure is
-`{"error": ...}`, or `{"busy": true}` where an earlier push still writes, and the end.
+`{"done": files, "bytes": n, "bad": [number, ...]}` confirms finished work periodically. After a failure the last line
+is `{"error": ...}`, or `{"busy": true}` if an earlier push is still writing.
 
 Python >= 3.8, standard library only.
 """
@@ -48,18 +49,18 @@ DRAFT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StillWritten(Exception):
-    """An earlier push, whose connection was cut, has not noticed that yet."""
+    """An earlier push is still writing, because it has not noticed that its connection was cut."""
 
 
 def say(answer: str) -> None:
-    """Write one line."""
+    """Write one line to stdout."""
     data = answer.encode() + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
 class Agent:
-    """One session for one folder."""
+    """A session that receives files into one folder."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -75,7 +76,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- stdin
 
     def fill(self) -> None:
-        """Read more; before waiting, confirm what was done."""
+        """Read more input; confirm finished work before waiting for it."""
         if self.low == self.high:
             self.low = self.high = 0
         elif self.high == len(self.data):
@@ -91,19 +92,19 @@ class Agent:
             select.select([0], [], [])
 
     def read(self) -> bool:
-        """Read what is there; False when nothing is."""
+        """Read the available input; return False if there is none."""
         try:
             with memoryview(self.data) as view:
                 count = os.readv(0, [view[self.high :]])
         except BlockingIOError:
             return False
         if not count:
-            os._exit(0)  # the connection was cut, or nothing more comes; to take Python down would cost time
+            os._exit(0)  # end of input or a cut connection; a normal exit of Python takes longer
         self.high += count
         return True
 
     def confirm(self) -> None:
-        """Report what was done since the last time."""
+        """Report the work finished since the last confirmation."""
         if self.told != (self.files, self.bytes):
             say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
             self.told, self.bad = (self.files, self.bytes), []
@@ -140,9 +141,9 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- files
 
     def enter(self, name: str) -> str:
-        """Open a file's folder as `at`, created where it is missing, and return the name in it.
+        """Open a file's folder as `at`, created if it is missing, and return the name in it.
 
-        Raises `ValueError` for a name or link that leaves.
+        Raises `ValueError` for a name or link that leaves the root.
         """
         folder, _, last = name.rpartition("/")
         if last in ("", ".", "..") or "\0" in last or name.startswith("/"):
@@ -154,7 +155,7 @@ class Agent:
         return last
 
     def open_folder(self, parts: list[str]) -> int:
-        """Return the descriptor of a folder below the root, opened through no link. Missing ones are created."""
+        """Return the descriptor of a folder below the root; links are not followed, and missing folders are created."""
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"the name {'/'.join(parts)!r} leaves the folder")
         at, path = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.root
@@ -175,7 +176,7 @@ class Agent:
         return at
 
     def leave(self) -> None:
-        """Close the folder."""
+        """Close the current folder."""
         if self.at >= 0:
             os.close(self.at)
             self.at = -1
@@ -187,12 +188,12 @@ class Agent:
         return f".{last[:60]}.{key}.part"
 
     def note(self, name: str) -> None:
-        """Remember a file that is to be made durable, until there are too many for one at a time."""
+        """Record a file to make durable; more than `MANY` are synced together by their file system."""
         if len(self.written) <= MANY:
             self.written.append(self.root + "/" + name)
 
     def take(self, count: int) -> bytearray:
-        """Return the next `count` bytes at once."""
+        """Return the next `count` bytes."""
         if not 0 <= count <= MAX_LINE:
             raise ValueError("an invalid size")
         while self.high - self.low < count:
@@ -202,7 +203,7 @@ class Agent:
         return found
 
     def take_files(self, head: int) -> None:
-        """Take many small files."""
+        """Receive a batch of small files; `head` is the size of its header in bytes."""
         words = os.fsdecode(bytes(self.take(head))).split("\0")
         for name, size, sha256 in zip(words[::3], words[1::3], words[2::3]):  # noqa: B905
             last, content = self.enter(name), self.take(int(size))
@@ -215,7 +216,7 @@ class Agent:
             self.files += 1
 
     def write_file(self, last: str, content: bytearray) -> None:
-        """Write a small file, which appears whole."""
+        """Write a small file atomically."""
         fd = os.open(self.draft, DRAFT, 0o600, dir_fd=self.at)
         try:
             try:
@@ -228,7 +229,7 @@ class Agent:
             raise
 
     def part(self, name: str, size: int, key: str, offset: int) -> None:
-        """Take one file, or the rest of one, piece by piece."""
+        """Receive one file, or the rest of one, piece by piece."""
         last = self.enter(name)
         part = self.part_of(last, key)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.at)
@@ -261,7 +262,7 @@ class Agent:
                         write(fd, piece)
                 at += count
                 if at - flushed >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-                    # Linux begins to write a range that is marked as not needed, so that the end waits briefly.
+                    # Linux starts writing back a range marked as not needed, which shortens the final sync.
                     os.posix_fadvise(fd, flushed, at - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = at
             right = at == size and sha.hexdigest() == word.decode("ascii")
@@ -275,12 +276,12 @@ class Agent:
             self.bad.append(self.files)
 
     def state(self, name: str, size: int, key: str) -> list[Any]:
-        """Return whether a file of this size is there, and how much of its part."""
+        """Return whether a file of this size is present, and the size of its part."""
         last = self.enter(name)
         return [size_of(last, self.at) == size, max(size_of(self.part_of(last, key), self.at), 0)]
 
     def digest(self, name: str) -> str:
-        """Return a file's digest; empty for something else."""
+        """Return a file's hex digest; empty if it is not a regular file."""
         last = self.enter(name)
         if size_of(last, self.at) < 0:
             return ""
@@ -291,7 +292,7 @@ class Agent:
             os.close(fd)
 
     def sync(self) -> None:
-        """Make what was written durable: a few files each, many by their file system."""
+        """Make written files durable: a few one by one, many with one `os.sync`."""
         if len(self.written) > MANY:
             os.sync()
         else:
@@ -305,7 +306,7 @@ class Agent:
     # -------------------------------------------------------------------------------------------------------- requests
 
     def serve(self) -> None:
-        """Carry out requests until stdin closes."""
+        """Process requests until stdin closes."""
         fresh = not os.path.isdir(self.root) or not os.listdir(self.root)
         os.makedirs(self.root, exist_ok=True)
         disk = os.statvfs(self.root)
@@ -324,7 +325,7 @@ class Agent:
                 self.answer(request)
 
     def answer(self, line: bytes) -> None:
-        """Carry out a request in JSON."""
+        """Process a JSON request."""
         import json
 
         request = json.loads(line)
@@ -347,7 +348,7 @@ def size_of(name: str, at: int) -> int:
 
 
 def hashed(fd: int) -> Any:
-    """Hash a file, and leave its offset at the end. An empty line goes out now and then: it may take long."""
+    """Hash a file and leave its offset at the end. Prints `{}` after each GiB, as a sign of life."""
     sha, buffer, count = hashlib.sha256(), memoryview(bytearray(1 << 18)), 0
     while True:
         got = os.readv(fd, [buffer])
@@ -361,14 +362,14 @@ def hashed(fd: int) -> Any:
 
 
 def write(fd: int, data: Any) -> None:
-    """Write all of it."""
+    """Write all of `data`."""
     done = os.write(fd, data)
     while done < len(data):
         done += os.write(fd, data[done:])
 
 
 def main(root: str) -> None:
-    """Answer until stdin closes; a failure is the last line."""
+    """Serve until stdin closes; report a failure in the last line."""
     os.umask(0o077)
     os.set_blocking(0, False)
     error = ""

@@ -1,13 +1,13 @@
-"""Push files as one stream to an agent on the machine (`upload_agent`), which confirms what is there. Blocking.
+"""Push files as one stream to an agent on the machine (`upload_agent`), which confirms written files. Blocking.
 
-Every byte is read once on each side: this side hashes a file while it sends it, the agent while it writes it, and a
-file gets its name there when both digests are equal. A file that may be there already is compared first.
+Each side reads every byte once: this side hashes a file while it sends it, the agent while it writes it. The file
+gets its name on the machine when both digests are equal. A file that may already be there is compared first.
 
-Bytes in flight when the connection is cut are lost, so the sender is never further ahead of the agent's confirmations
-than a share of what the connection has carried: an eighth at first, so that a long way is soon filled, and a fortieth
-once a connection was cut.
+Bytes in flight are lost if the connection is cut. The number of unconfirmed bytes is therefore limited to a share of
+the bytes that the connection has carried: an eighth at first, to fill a path with high latency quickly, and a fortieth
+after a cut.
 
-Small files go many at a time, and are read and hashed while the login is under way.
+Small files are sent in batches, and are read and hashed during the login.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
 HASH_BYTES_S: Final = 20e6
-"""A machine that hashes slower than this, on a disk across a slow network, is not waited for."""
+"""The lowest hash rate that the sender waits for; a disk across a slow network may be slower."""
 END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -54,8 +54,8 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: its name below the remote folder, its local path, its size, when it was written, and which
-    file it was.
+    """One file to push: its name below the remote folder, its local path, its size in bytes, its time of last write,
+    and its identity.
     """
 
     name: str
@@ -66,35 +66,35 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return what its part is named by: another version of the file never continues it."""
+        """Return the key in the part's name, which differs between versions of the file."""
         identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(identity).hexdigest()[:16]
 
 
 def row(name: str, path: Path) -> Row:
-    """Return one file of a roster; never a link, a device or a name that leaves the folder."""
+    """Return the row of one file. Raises `BadRequest` for a link, a device or a name that leaves the folder."""
     if name.startswith("/"):
-        raise BadRequest(f"{name!r} is absolute; a roster has names below the folder", "Make it relative.")
+        raise BadRequest(f"{name!r} is an absolute path", "Use names relative to the folder.")
     check_name(name, windows=False)
     try:
         info = os.lstat(path)
     except OSError:
         info = None
     if info is None or not stat.S_ISREG(info.st_mode):
-        with open_regular(path) as file:  # which says why not
+        with open_regular(path) as file:  # raises the error with the reason
             info = os.fstat(file.fileno())
     return Row(name, path, info.st_size, info.st_mtime_ns, identity_of(info))
 
 
 @cache
 def agent_source() -> str:
-    """Return the agent's code, which goes along as an argument."""
+    """Return the agent's source code, which is passed as an argument."""
     return files("gpuwarden.remote.transfer").joinpath("upload_agent.py").read_text("utf-8")
 
 
 @dataclass
 class Counts:
-    """The progress of a push over all its connections. Another thread may read it."""
+    """The progress of a push across all its connections. Other threads may read it."""
 
     sent: int = 0
     resumed: int = 0
@@ -105,11 +105,11 @@ class Counts:
     begun: set[str] = field(default_factory=set)
     landed: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
-    """Names of files that arrived with another digest, once."""
+    """Names of files that arrived with a wrong digest once."""
 
 
 class UploadStream:
-    """One connection's part of a push."""
+    """The part of a push that one connection carries."""
 
     def __init__(self, session: Session, folder: str, counts: Counts, stall_s: float) -> None:
         self.session, self.folder, self.counts, self.stall_s = session, folder, counts, stall_s
@@ -122,11 +122,11 @@ class UploadStream:
 
     @property
     def progressed(self) -> bool:
-        """Return whether the machine has confirmed anything."""
+        """Return whether the machine has confirmed any file or byte."""
         return self._confirmed > 0 or self._bytes > 0
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
-        """Send what is not there, and make it durable."""
+        """Send the missing files and make them durable."""
         small = [entry for entry in rows if entry.size <= SMALL_BYTES]
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(self.session.start, None)
@@ -146,18 +146,18 @@ class UploadStream:
         self._flush()
         self._next("synced", SYNC_S, sum(entry.size for entry in self._rows))
         if self._confirmed < len(self._rows):
-            raise BadReply("the machine confirmed fewer files than it was sent", "Push again.")
-        # The agent gets a moment to end by itself; to end it from outside takes longer than to push a small file.
-        # Everything is confirmed by now, so whatever goes wrong here changes nothing.
+            raise BadReply("the machine confirmed fewer files than were sent to it", "Push again.")
+        # The agent gets a moment to exit by itself, because killing it takes longer than pushing a small file.
+        # All files are confirmed by now, so errors are ignored here.
         self.session.end_input()
         with suppress(TimeoutError, WardenError):
             if not self.session.read_into(self._buffer, END_S):
                 self.session.finish()
 
-    # ---------------------------------------------------------------------------------------------- what is there
+    # ---------------------------------------------------------------------------------------------- present files
 
     def _present(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Note the files that are there already, by their digest; return how much of others is there."""
+        """Record the files that are already present, by digest; return the size of each part, by name."""
         offsets: dict[str, int] = {}
         same: list[Row] = []
         for some in _chunks(rows, ASK):
@@ -186,7 +186,7 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------------ sending
 
     def _read_ahead(self, rows: Sequence[Row], enough: Callable[[], bool]) -> None:
-        """Read small files while there is nothing else to do."""
+        """Read small files during the login, until `enough` returns True or `READ_AHEAD` bytes are read."""
         left = READ_AHEAD
         for entry in rows:
             if enough() or (left := left - entry.size) < 0:
@@ -194,7 +194,7 @@ class UploadStream:
             self._read[entry.name] = read_small(entry)
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Yield small files by as many as go together."""
+        """Yield batches of small files, limited by number and size."""
         some: list[Row] = []
         size = 0
         for entry in rows:
@@ -207,7 +207,7 @@ class UploadStream:
             yield some
 
     def _send_small(self, rows: Sequence[Row]) -> None:
-        """Send small files: the names, sizes and digests of all, then their bytes."""
+        """Send a batch of small files: the names, sizes and digests of all, then their bytes."""
         self.counts.name = rows[0].name
         self.counts.begun.update(entry.name for entry in rows)
         self._rows += rows
@@ -231,7 +231,7 @@ class UploadStream:
             self._send_pieces(entry, file, offset)
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
-        """Send a file from `offset`; its holes only by their length."""
+        """Send a file from `offset`; of a hole, send only the length."""
         sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
         buffer = room[_HEADER:]
         at = 0
@@ -263,13 +263,13 @@ class UploadStream:
 
     @property
     def _ahead(self) -> int:
-        """Return how many bytes may be on their way."""
+        """Return the number of bytes that may be unconfirmed."""
         if self.counts.retries:
             return min(max(AHEAD, self._carried // SHARE), MAX_AHEAD)
         return min(max(4 * AHEAD, self._carried // TRUSTING_SHARE), MAX_AHEAD)
 
     def _count(self, size: int) -> None:
-        """Count what was sent, and wait while too much of it is not confirmed."""
+        """Count sent bytes, and wait while too many of them are unconfirmed."""
         self.counts.sent += size
         self._carried += size
         if len(self._waiting) >= min(_GATHER, self._ahead):
@@ -293,7 +293,7 @@ class UploadStream:
         if self._waiting:
             data, self._waiting = self._waiting, bytearray()
             if not self.session.send(data, self.stall_s):
-                self._read_answers(1.0)  # its last words
+                self._read_answers(1.0)  # the agent may have reported an error before it ended
 
     def _stalled(self) -> Unreachable:
         return Unreachable(f"the machine confirmed no byte for {self.stall_s:g} s", "Push again.")
@@ -301,9 +301,9 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------ confirmations
 
     def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
-        """Return the next answer of a kind; confirmations before it are counted.
+        """Return the next answer that has the key `kind`; earlier confirmations are counted.
 
-        Other lines extend the wait, but only by the time that a machine may need to hash `size` bytes.
+        Other lines extend the wait, up to the time that a machine may need to hash `size` bytes.
         """
         patience_s = max(self.stall_s, patience_s)
         end = time.monotonic() + patience_s
@@ -320,7 +320,7 @@ class UploadStream:
                 raise self._stalled()
 
     def _read_answers(self, wait_s: float) -> list[dict[str, Any]]:
-        """Read the lines that are there, and count what they confirm."""
+        """Read the available lines, and count the files and bytes that they confirm."""
         try:
             count = self.session.read_into(self._buffer, wait_s)
         except TimeoutError:
@@ -355,9 +355,9 @@ class UploadStream:
 
     def _confirm(self, done: int, size: int, bad: set[int]) -> None:
         if not self._confirmed <= done <= len(self._rows) or not self._bytes <= size <= self._carried:
-            raise BadReply("the machine confirms files that it was not sent", "Push again.")
+            raise BadReply("the machine confirmed files that were not sent to it", "Push again.")
         if not all(self._confirmed <= n < done for n in bad):
-            raise BadReply("the machine confirms files that it was not sent", "Push again.")
+            raise BadReply("the machine confirmed files that were not sent to it", "Push again.")
         for number in range(self._confirmed, done):
             entry = self._rows[number]
             if number not in bad:
@@ -374,11 +374,11 @@ def _invalid(text: bytes) -> BadReply:
 
 
 def _changed(entry: Row) -> BadReply:
-    return BadReply(f"{entry.path} changed while it was sent", "Send it when nothing writes to it.")
+    return BadReply(f"{entry.path} changed while it was sent", "Send it again once no process writes to it.")
 
 
 def _list(value: object, size: int) -> list[Any]:
-    """Return a list of this length. Raises `BadReply` for anything else."""
+    """Return `value` if it is a list of this length. Raises `BadReply` otherwise."""
     if not isinstance(value, list) or len(value) != size:
         raise _invalid(str(value)[:80].encode())
     return value
@@ -389,7 +389,7 @@ def _chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 
 def read_small(entry: Row) -> bytes:
-    """Return a small file's bytes. Raises `BadReply` when it has another size by now."""
+    """Return a small file's bytes. Raises `BadReply` if its size has changed."""
     content = read_regular(entry.path, entry.size + 1, entry.identity)
     if len(content) != entry.size:
         raise _changed(entry)
@@ -397,7 +397,7 @@ def read_small(entry: Row) -> bytes:
 
 
 def digest(entry: Row) -> str:
-    """Return the hex sha256 of a file that may be sent."""
+    """Return the hex sha256 of a file to send. Raises `BadRequest` if it can't be sent."""
     with open_regular(entry.path, entry.identity) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -408,13 +408,13 @@ def _read_at(file: BufferedReader, at: int, piece: memoryview) -> int:
 
 
 def _extents(fd: int, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield the end of each stretch of a file, and whether it is a hole. Holes at its end count as data of zeros."""
+    """Yield the end offset of each stretch of a file, and whether the stretch is a hole."""
     at = 0
     if hasattr(os, "SEEK_HOLE") and os.fstat(fd).st_blocks * 512 < size:
         while at < size:
             try:
                 data = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError:  # no data from here on
+            except OSError:  # no more data
                 break
             if data > at:
                 yield min(data, size), True

@@ -1,10 +1,10 @@
-"""`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's form.
+"""`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's format.
 
-A plugin's hook names no CONFIG: the guard's file is beside the ledger, and is written where it is missing. With
-`--place` in its place it is only written again.
+A plugin's hook names no CONFIG: the guard's file is next to the ledger, and is written if it is missing. With
+`--place` instead of CONFIG, the file is only written again.
 
-Whatever goes wrong here stops the call. Exit code 2 means no to Claude Code, Codex and Cursor; any other failure, a
-crash's 1 among them, would let the call pass. Cursor reads a verdict from standard output as well.
+Any error here blocks the call. Claude Code, Codex and Cursor block a call on exit code 2; on any other code, such as 1
+after a crash, they allow it. Cursor also reads a verdict from standard output.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ MOST_BYTES = 8_000_000
 MOST_CPU_S = 5
 MOST_S = 20
 MOST_FIRST_S = 30
-"""Seconds for the first call, which writes the guard's file; together less than a client waits."""
+"""Seconds for the first call, which writes the guard's file. With MOST_S it stays below a client's timeout."""
 MOST_MEMORY = 2 << 30
 ASKS_IN = frozenset({"default", "acceptEdits", "plan"})
-"""Claude Code's modes in which a hook's question reaches the user; in others it answers itself."""
-ASK_HINT = "Write the path out, or let the user decide."
-HINT = "Ask with gpuwarden's teardown_request: it proves that nothing is lost, and a person approves."
+"""Claude Code modes in which a hook's question reaches the user; in the others the client answers it itself."""
+ASK_HINT = "Use a literal path, or let the user decide."
+HINT = "Use gpuwarden's teardown_request: it verifies that nothing is lost, then asks the user to approve."
 
 
 def ended_after(seconds: int) -> None:
-    """Let the system end this process when it is late; a process that a signal ends lets nothing pass."""
+    """Let the system kill this process after a time; the hook blocks the call of a killed process."""
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import signal
 
@@ -39,7 +39,7 @@ def ended_after(seconds: int) -> None:
 
 
 def bounded() -> None:
-    """Let the system end this process when it takes too much."""
+    """Let the system kill this process if it exceeds its limits of time, CPU or memory."""
     ended_after(MOST_S)
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import resource
@@ -49,7 +49,7 @@ def bounded() -> None:
 
 
 def placed() -> str:
-    """Return the guard's file beside the ledger of this environment. It takes a second where it has to be written."""
+    """Return the guard's file next to the ledger of this environment. Writing it, if missing, takes a second."""
     import platformdirs
 
     home = os.environ.get("GPUWARDEN_HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)
@@ -62,17 +62,17 @@ def placed() -> str:
 
 
 def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
-    """Return why the call on standard input is stopped, None if it passes; a hint; and if the client asks the user.
+    """Return the reason to block the call on standard input or None, a hint, and whether the client asks the user.
 
-    Codex and Gemini take a question for a pass, and Cursor asks about commands and servers only. Raises whatever goes
-    wrong.
+    Codex and Gemini treat a question as permission, and Cursor asks about commands and servers only. Any exception
+    propagates.
     """
     text = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        return f"the call is longer than {MOST_BYTES} bytes, too long to be read", HINT, False
+        return f"the call is longer than {MOST_BYTES} bytes, too long to check", HINT, False
     event: Any = json.loads(text.decode("utf-8", "replace"))
     if not isinstance(event, dict):
-        return "the call is not of a known form", HINT, False
+        return "the call has an unknown format", HINT, False
     from gpuwarden.interfaces.hooks.guard.calls import Question, judged
     from gpuwarden.interfaces.hooks.guard.protected import rules_from
 
@@ -86,7 +86,7 @@ def verdict(client: str, config: str) -> tuple[str | None, str, bool]:
 
 
 def answer(client: str, why: str | None, hint: str, *, ask: bool = False) -> int:
-    """Say the verdict in the client's form; return the exit code."""
+    """Print the verdict in the client's format. Return the exit code."""
     said = f"gpuwarden: {why}. {hint}" if why else ""
     if client == "cursor":
         verb = "ask" if ask else "deny"
@@ -119,8 +119,8 @@ def main(argv: list[str]) -> int:
         why, hint, ask = verdict(client, file)
         return answer(client, why, hint, ask=ask)
     except BaseException as error:
-        reason = f"the guard failed ({type(error).__name__}: {str(error)[:200]}), so nothing passes"
-        answer(client, reason, "A person runs: gpuwarden hooks install")
+        reason = f"the guard failed ({type(error).__name__}: {str(error)[:200]}), so every call is blocked"
+        answer(client, reason, "Ask the user to run: gpuwarden hooks install")
         return REFUSED
 
 

@@ -1,4 +1,4 @@
-"""Judge one call of a tool, as a client's hook is told of it."""
+"""Check one tool call, as a client passes it to the hook."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpuwarden.interfaces.hooks.guard.servers import other_server
 
 @dataclass(frozen=True)
 class Rules:
-    """Protected places, and the patterns that are looked for.
+    """Protected paths, and the patterns to search for.
 
-    `home` and live run folders against removal, `files` against any change; `settings` are the clients' files that
-    name this guard: it stays in there, the rest is theirs. `typing`: see `Judge.typing`.
+    `home` and live run folders are protected against removal, `files` against any change. `settings` are the clients'
+    files that install this guard; only the guard's entry in them is protected. `typing`: see `Judge.typing`.
     """
 
     home: str = ""
@@ -33,9 +33,9 @@ class Rules:
     user: str = ""
 
     def judge(self, cwd: str) -> Judge:
-        """Return a judge for one call, made in a folder."""
+        """Return a judge for one call made in the folder `cwd`."""
         user = self.user or str(Path.home())
-        values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - what the shell has
+        values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - the shell's own value
         values |= {"XDG_CONFIG_HOME": f"{user}/.config", "XDG_DATA_HOME": f"{user}/.local/share"}
         values |= {"GPUWARDEN_HOME": self.home} if self.home else {}
         budget = Budget()
@@ -44,11 +44,11 @@ class Rules:
 
 
 class Question(str):
-    """Why the user has to be asked. A client that can't ask stops the call."""
+    """The reason to ask the user. A client that can't ask blocks the call."""
 
 
 def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
-    """Return why a call is stopped, a `Question` if the user decides it; None lets it pass."""
+    """Return the reason to block a call, or a `Question` if the user decides; None allows it."""
     given = _given(event)
     judge = rules.judge(str(event.get("cwd") or given.get("workdir") or Path.cwd()))
     try:
@@ -56,12 +56,12 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     except TooMuch as error:
         return str(error)
     if not why and judge.files.blind and judge.names_kept():
-        judge.files.ask("the command names what a person decides, and writes to a place that is not known before")
+        judge.files.ask("the command names a setting reserved for the user, and writes to a path unknown until it runs")
     return why or (Question(judge.files.question) if judge.files.question else None)
 
 
 def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's input; some clients send it as a text, others instead of the event."""
+    """Return a tool's input; some clients send it as text, others send it in place of the event."""
     given = event.get("tool_input")
     if isinstance(given, str):
         try:
@@ -92,7 +92,7 @@ def _judged(event: Mapping[str, Any], given: Mapping[str, Any], judge: Judge) ->
 
 
 def _server(event: Mapping[str, Any], tool: str) -> str:
-    """Return the name of the MCP server whose tool is called, or what it is started with; empty for other tools."""
+    """Return the MCP server of the tool: its name, or its URL or start command; empty for other tools."""
     if isinstance(context := event.get("mcp_context"), Mapping):  # Gemini's
         return str(context.get("server_name") or context.get("url") or "unknown").lower()
     if tool.startswith("mcp__"):

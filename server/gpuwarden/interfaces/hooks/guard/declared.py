@@ -1,4 +1,7 @@
-"""Gather what providers and the table of clouds declare. Imports every provider: never in the guard's own process."""
+"""Merge the declarations of providers and of the table of clouds.
+
+This imports every provider, so the guard's own process never imports it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ FAR = "far"
 
 
 def table() -> dict[str, Any]:
-    """Return every declaration as plain values, which `patterns.Patterns.of` reads."""
+    """Return every declaration as plain values for `patterns.Patterns.of`."""
     clouds: dict[str, ShellGuard] = {}
     for cloud, section in tomllib.loads(CLOUDS.read_text("utf-8")).items():
         values: dict[str, Any] = dict(section)
@@ -30,5 +33,5 @@ def table() -> dict[str, Any]:
 
 
 def declared() -> dict[str, ShellGuard]:
-    """Return what each provider declares. Raises NotSupported for one that can't be loaded: its patterns would lack."""
+    """Return the declaration of each provider. Raises NotSupported if one can't be loaded: its patterns would lack."""
     return {name: PROVIDERS.load(name).SHELL_GUARD for name in PROVIDERS.names()}

@@ -1,7 +1,7 @@
-"""Judge programs whose arguments set a state: what ends something is a value there, and not a word of the command.
+"""Check programs whose arguments set a state: a value, not a word of the command, ends something.
 
-`kubectl patch` may suspend a job or scale it to nothing, a taint may evict what a node runs, an Ansible module may set
-a machine to absent, and `rclone sync` of an empty folder deletes all that is in the other one.
+`kubectl patch` may suspend a job or scale it to zero, a taint may evict the pods of a node, an Ansible module may set
+a machine to absent, and `rclone sync` from an empty folder deletes everything in the target.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PATCH_ENDS: Final = re.compile(
     r"|\b0+\W{1,6}path\W{1,6}(?:\w+/){0,3}(?:replicas|parallelism)\b"
     r"|\bactiveDeadlineSeconds\b|\bNoExecute\b|\bgpuwarden\.dev(?:/|~1)(?:job|attempt|token|run-folder)\b"
 )
-"""A merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
+"""Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
 
-A time limit of an object that runs is changed to end it; an object without our label or notes counts as gone.
+A new time limit can end a running object; an object without our label or annotations counts as gone.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",
                            "hcloud", "openstack", "linode", "vultr", "scaleway", "oci", "proxmox", "vmware", "k8s",
                            "kubevirt", "eks", "ecs", "aks", "gke", "rds", "efs", "instance", "server", "vm", "volume",
                            "disk", "cloudformation"})  # fmt: skip
-"""Words of the names of Ansible modules that rent machines or keep data."""
+"""Words in the names of Ansible modules that rent machines or store data."""
 _GONE: Final = re.compile(
     r"\bstate[\"']?\s*[=:]\s*[\"']?(?:absent|terminated|stopped|deleted|deallocated|poweredoff)\b"
 )
@@ -39,7 +39,7 @@ _NOTHING: Final = re.compile(r"(?i)empty|blank|nothing|^/tmp/")
 
 
 def desired(name: str, args: Sequence[str], files: Files) -> str | None:
-    """Return why a program is stopped by the state that its arguments set."""
+    """Return the reason to block a program because of the state that its arguments set."""
     if name in {"kubectl", "oc"} and not any(a.startswith("--dry-run") and a != "--dry-run=none" for a in args):
         return in_cluster(name, args)
     if name == "ansible" and not {"--check", "-C"} & set(args):
@@ -50,10 +50,10 @@ def desired(name: str, args: Sequence[str], files: Files) -> str | None:
 
 
 def in_cluster(name: str, args: Sequence[str]) -> str | None:
-    """Return why a command to a Kubernetes cluster is stopped. A word may be the verb, or the value of an option."""
+    """Return the reason to block a command to a Kubernetes cluster. Any word may be the verb or an option's value."""
     for at, verb in enumerate(args):
         if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):
-            return f"this `{name} {verb}` ends, suspends or hides what gpuwarden guards"
+            return f"this `{name} {verb}` ends, suspends or hides a resource that gpuwarden guards"
     return None
 
 
@@ -63,7 +63,7 @@ def _hides(rest: Sequence[str]) -> bool:
 
 _CLUSTER: Final[dict[str, Callable[[Sequence[str]], bool]]] = {
     "patch": lambda rest: bool(_PATCH_ENDS.search(" ".join(rest))),
-    "taint": lambda rest: any(word.endswith(":NoExecute") for word in rest),  # one more hyphen takes the taint away
+    "taint": lambda rest: any(word.endswith(":NoExecute") for word in rest),  # a trailing hyphen removes the taint
     "create": lambda rest: _option(rest, "", "--raw").partition("?")[0].rstrip("/").endswith("/eviction"),
     "scale": lambda rest: bool(re.fullmatch(r"[+-]?0[0xXbBoO_]*", _option(rest, "", "--replicas"))),
     "label": _hides,
@@ -72,18 +72,18 @@ _CLUSTER: Final[dict[str, Callable[[Sequence[str]], bool]]] = {
 
 
 def ansible_module(args: Sequence[str], files: Files) -> str | None:
-    """Return why an Ansible module that is called by hand is stopped."""
+    """Return the reason to block an ad-hoc call of an Ansible module."""
     module, given = _option(args, "-m", "--module-name"), _option(args, "-a", "--args")
     if not module or not _GONE.search(given):
         return None
     if set(re.split(r"[._]", module.lower())) & _CLOUD:
-        return f"the Ansible module `{module[:60]}` ends or deletes what gpuwarden guards"
+        return f"the Ansible module `{module[:60]}` ends or deletes a resource that gpuwarden guards"
     path = _PATH.search(given)
     return files.lost(path[1], deep=True) if path and module.rpartition(".")[2] == "file" else None
 
 
 def rclone_sync(args: Sequence[str], files: Files) -> str | None:
-    """Return why `rclone sync` is stopped: nothing is at its source, or what gpuwarden keeps is where it goes."""
+    """Return the reason to block `rclone sync`: its source is empty, or its target contains protected files."""
     ends = [a for a in args if not a.startswith("-")][:2]
     if len(ends) < 2:
         return None
@@ -96,12 +96,12 @@ def rclone_sync(args: Sequence[str], files: Files) -> str | None:
     with suppress(OSError, ValueError):
         entries = os.listdir(files.path(source))  # noqa: PTH208 - only names are needed
     if entries == [] or (entries is None and _NOTHING.search(source)):
-        return f"`rclone sync` of an empty folder deletes all that is in {target[:80]}"
+        return f"`rclone sync` from an empty folder deletes everything in {target[:80]}"
     return None
 
 
 def _option(args: Sequence[str], short: str, long: str) -> str:
-    """Return the value of an option; empty where it is not there."""
+    """Return the value of an option; empty if it is not given."""
     for word, following in pairwise([*args, ""]):
         if word in {short, long}:
             return following

@@ -1,4 +1,4 @@
-"""Keep what a call writes into files, and judge it: the target, and the text where it matters."""
+"""Record the files that a call writes, and check them: the target, and the text if the target needs it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""The most bytes of a file that is copied, to know what its copy has."""
+"""The most bytes of a file that are read to know the content of its copy."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
-"""Programs that print what they read, changed as their words say."""
+"""Programs that print their input, changed according to their words."""
 VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
-"""Programs that print what they read."""
+"""Programs that print their input, or a part of it, unchanged."""
 
 
 class Drafts:
-    """What one call has written so far. `printed`, by path: what was plainly printed there. `texts`: all shell read."""
+    """Files that one call has written so far. `printed`: known output by path. `texts`: all shell text of the call."""
 
     def __init__(self, files: Files, budget: Budget) -> None:
         self.files, self.budget = files, budget
@@ -32,7 +32,7 @@ class Drafts:
         self._drafts: dict[str, str] = {}
 
     def redirected(self, command: Command, *, printed_elsewhere: bool) -> str | None:
-        """Return why a command is stopped by the files that its output goes to."""
+        """Return the reason to block a command because of the files that its output goes to."""
         if not command.targets:
             return None
         plain = printed(command.words, command.stdin, self.files.cwd)
@@ -46,7 +46,7 @@ class Drafts:
         return None
 
     def written_by(self, name: str, args: Sequence[str], command: Command) -> str | None:
-        """Return why a program is stopped by the files that it writes besides its output."""
+        """Return the reason to block a program because of the files that it writes besides its output."""
         for write in written_by(name, args):
             self.budget.spend(15)
             if write.folder:
@@ -59,7 +59,7 @@ class Drafts:
         return None
 
     def _written(self, target: str, text: str) -> str | None:
-        """Return why a file may not be written, and remember the text."""
+        """Return the reason to block a write to a file, and record the text."""
         self.budget.spend(len(text) // 64)
         if why := self.files.change(target):
             return why
@@ -69,11 +69,11 @@ class Drafts:
         if why := settings.shell_written(path, "\n".join([whole, *self.texts]) if unknown else whole):
             return why
         if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
-            self.files.ask(f"{path} configures an agent's client, and what is written there is not known")
+            self.files.ask(f"{path} configures a coding agent, and the text to write there is unknown")
         return None
 
     def _said(self, command: Command, said: str) -> str:
-        """Return what a command prints. Words of a filter say what it adds to the files and the text that it reads."""
+        """Return the output of a command. For a filter, this is its words with the files and texts that it reads."""
         if UNKNOWN not in said:
             return said
         if command.name in FILTERS | VERBATIM:
@@ -84,7 +84,7 @@ class Drafts:
         return "\n".join([*command.words, *command.stdin, UNKNOWN])
 
     def _content(self, file: str) -> str:
-        """Return what a file has, as far as it is known now."""
+        """Return the content of a file, as far as it is known."""
         path = self.files.path(file)
         text = self._drafts.get(path)
         text = settings.contents(path, MOST_COPIED) if text is None else text

@@ -1,4 +1,4 @@
-"""Judge a tool that edits files: by the file, and by what it takes out and puts in."""
+"""Check a tool that edits files: the file, and the text that it removes and adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.interfaces.hooks.guard.judge import Judge
 
 
 def edited(path: str, given: Mapping[str, Any], judge: Judge) -> str | None:
-    """Return why an edit of a file is stopped."""
+    """Return the reason to block an edit of a file."""
     full = judge.files.path(path.strip())
     listed = given.get("edits")
     candidates = (given, *listed) if isinstance(listed, list) else (given,)
@@ -30,7 +30,7 @@ def edited(path: str, given: Mapping[str, Any], judge: Judge) -> str | None:
 
 
 def patched(patch: str, judge: Judge) -> str | None:
-    """Return why a patch is stopped: by the files that it names, and by what it takes out and puts in."""
+    """Return the reason to block a patch because of its files or the text that it removes and adds."""
     for section in re.split(r"^(?=\*\*\* (?:Update|Add|Delete) File: )", patch, flags=re.MULTILINE)[1:]:
         head, _, body = section.partition("\n")
         path = judge.files.path(head.partition(": ")[2].strip())

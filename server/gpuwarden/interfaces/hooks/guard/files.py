@@ -1,4 +1,4 @@
-"""Judge what a command does to files: the ones that gpuwarden decides by, live runs, and outputs on rented machines."""
+"""Check the effect of a command on files: gpuwarden's state and policy, live runs, and outputs on rented machines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ READS: Final = frozenset({
     "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
     "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
 })  # fmt: skip
-"""Programs that change no file that they name, except as `writes.written_by` says."""
+"""Programs that change none of the files that they name, except those that `writes.written_by` yields."""
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
 )
-"""Paths on a rented machine that nobody misses."""
+"""Disposable paths on a rented machine."""
 WEIGHTS: Final = re.compile(r"\.(?:pt|pth|safetensors|ckpt|bin|gguf|npz|npy|h5|onnx|parquet|tar|tgz|gz|zip)$|\*")
 OUTPUTS: Final = re.compile(
     r"(?i)(?:^|/)(?:out(?:put)?s?|checkpoints?|ckpts?|runs?|results?|weights|adapters?|models?|artifacts?|saved?"
@@ -46,10 +46,10 @@ REMOTE: Final = re.compile(r"^(?:[\w.-]+@)?[\w.\[\]-]{2,}:(?!//)|^rsync://")
 
 @dataclass
 class Files:
-    """Judge what happens to files, seen from a folder.
+    """Check removals and changes of files, with paths relative to a folder.
 
-    `home` and `runs` are protected against removal, `files` against any change; `settings` are the clients' files that
-    name this guard.
+    `home` and `runs` are protected against removal, `files` against any change. `settings` are the clients' files that
+    install this guard.
     """
 
     home: str = ""
@@ -60,16 +60,16 @@ class Files:
     user: str = ""
     budget: Budget = field(default_factory=Budget)
     question: str = ""
-    """Why the user has to be asked, if anything else lets the call pass."""
+    """Reason to ask the user, if no other check blocks the call."""
     blind: str = ""
-    """A target that is written to and may be a protected file."""
+    """A target of a write that may be a protected file."""
 
     def path(self, text: str) -> str:
-        """Return an absolute path; a pattern is the folder that it looks in."""
+        """Return an absolute path. For a pattern, return the folder that it searches."""
         return os.path.normpath(os.path.join(self.cwd, re.split(r"[*?\[{]", self._at_home(text))[0]))  # noqa: PTH118 - a link must not be followed
 
     def place(self, text: str) -> str:
-        """Return an absolute pattern; what follows an unknown part stays as it is written."""
+        """Return an absolute pattern. The text after an unknown part stays unchanged."""
         text = self._at_home(text)
         if not text.startswith(("/", UNKNOWN)):
             text = f"{self.cwd}/{text}"
@@ -82,57 +82,57 @@ class Files:
         if found is None:
             return text
         home = self.user or str(Path.home())
-        other = os.path.dirname(home) + "/" + found[1]  # noqa: PTH120 - no more than a text
+        other = os.path.dirname(home) + "/" + found[1]  # noqa: PTH120 - text only
         return (self.cwd if found[1] == "+" else other if found[1] else home) + text[found.end() :]
 
     def ask(self, why: str) -> None:
-        """Note that the user has to be asked."""
+        """Record that the user has to be asked; the first reason counts."""
         self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
-        """Return why the removal of a path is stopped. Asks about a path that is not known while a job lives."""
+        """Return the reason to block the removal of a path. Ask about an unknown path while a job is live."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
             self.budget.spend(10 if is_pattern(place) else 1)
             found = {kept: min(known, touches(place, kept)) for kept in (*self.runs, self.home) if kept}
             for kept, reach in found.items():
                 if reach is Reach.SURELY and kept in self.runs:
-                    return f"{place} has the run of a job that is not over"
+                    return f"{place} contains the run folder of a job that has not ended"
                 if reach is Reach.SURELY:
-                    return f"{place} has gpuwarden's ledger and the copies of your checkpoints"
+                    return f"{place} contains gpuwarden's ledger and the copies of your checkpoints"
             if known is Reach.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
-                return f"{place} has files that gpuwarden decides by, or that name this guard; a person removes it"
+                return f"{place} contains gpuwarden's state or policy, or guard settings; only the user may remove it"
             if self.runs and any(found.values()) and not _scratch(place):
                 self.ask(
-                    "the path to remove is only known when the command runs, and a job that is not over may be there"
+                    "the path to remove is unknown until the command runs, and may contain a job that has not ended"
                 )
         return None
 
     def change(self, text: str, *, written: bool = True) -> str | None:
-        """Return why a change of a file is stopped."""
+        """Return the reason to block a change of a file."""
         for spelling, known in spellings(text):
             place = self.place(spelling)
             self.budget.spend(10 if is_pattern(place) else 1)
             for file in (*self.files, *self.settings):
                 reach = min(known, is_in(place, file))
                 if reach is Reach.SURELY and file in self.files:
-                    return f"{place} is what gpuwarden decides by; a person changes it"
+                    return f"{place} is a gpuwarden state or policy file; only the user may change it"
                 if reach is Reach.SURELY:
-                    return f"{place} names this guard; a person changes it"
+                    return f"{place} installs this guard; only the user may change it"
                 if reach and written:
                     self.blind = self.blind or text
         return None
 
     def unpacked(self, folder: str) -> None:
-        """Ask about files of any name that are written into a folder."""
+        """Ask about writing files with any names into a folder that contains protected files."""
         place = self.place(folder)
         if any(around(place, file) for file in (*self.files, *self.settings)):
-            self.ask(f"files of any name are written to {place}, which has files that gpuwarden decides by")
+            self.ask(f"the command writes files of any name to {place}, which has gpuwarden's state, policy or guard")
 
     # ---------------------------------------------------------------------------------------------------- programs
 
     def judged(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return why a program that works on files is stopped."""
+        """Return the reason to block a program that works on files."""
         plain = [a for a in args if not a.startswith("-")]
         if name == "rsync":
             return self._rsync(args)
@@ -155,11 +155,11 @@ class Files:
         if name == "git" and not far:
             return self._git(args)
         if name not in READS and not far and any(self.change(a.rpartition("=")[2], written=False) for a in args):
-            self.ask(f"`{name}` may change a file that gpuwarden decides by, or that names this guard")
+            self.ask(f"`{name}` may change gpuwarden's state or policy, or a file that installs this guard")
         return None
 
     def _git(self, args: Sequence[str]) -> str | None:
-        """Return why git is stopped that removes what it does not know, or a folder."""
+        """Return the reason to block a git command that removes untracked files or a folder."""
         words, folder = list(args), "."
         while words and words[0].startswith("-"):
             folder = words[1] if words[0] == "-C" and len(words) > 1 else folder
@@ -180,7 +180,7 @@ class Files:
         return None
 
     def _deleted(self, name: str, args: Sequence[str], plain: list[str], far: bool) -> str | None:
-        """Return why a deletion is stopped: here by what gpuwarden keeps, on a rented machine by what looks lost."""
+        """Return the reason to block a deletion: of protected files here, of likely outputs on a rented machine."""
         if not far:
             gone = plain[:-1] if name in {"mv", "move-item"} and not {"-t"} & set(args) else plain
             return next((w for a in gone if (w := self.removal(a) or self.change(a, written=False))), None)
@@ -190,11 +190,11 @@ class Files:
 
     @staticmethod
     def lost(path: str, *, deep: bool) -> str | None:
-        """Return why the removal of a path on a rented machine is stopped; `deep`: of a folder with all in it."""
+        """Return the reason to block the removal of a path on a rented machine. `deep`: the removal is recursive."""
         return _lost(path) if not SCRATCH.search(path) and (deep or WEIGHTS.search(path)) else None
 
     def _rsync(self, args: Sequence[str]) -> str | None:
-        """Return why rsync is stopped: `--delete` over outputs on one side, or the removal of what it sent."""
+        """Return the reason to block rsync: `--delete` applied to outputs, or removal of the source files."""
         ends, skip = [], False  # the sources and the destination, without options and their values
         for word in args:
             if not skip and not word.startswith("-"):
@@ -202,7 +202,7 @@ class Files:
             skip = not skip and word in _RSYNC_VALUED
         far = [end for end in ends if REMOTE.match(end)]
         if any(a.startswith("--remove-s") for a in args) and far and ends[-1] not in far:
-            return f"{far[0]} would be removed on the machine, and nobody has verified the copy"
+            return f"{far[0]} would be removed on the machine before its copy is verified"
         if any(re.match(r"--del(?:ete(?!d-))?", a) for a in args) and ends:
             paths = [REMOTE.sub("", end) for end in ends]
             if far and (BROAD.match(paths[-1]) or any(OUTPUTS.search(path) for path in paths)):
@@ -211,7 +211,7 @@ class Files:
         return None
 
     def _found(self, args: Sequence[str], far: bool) -> str | None:
-        """Return why `find` is stopped that deletes what it finds. What else it runs is judged elsewhere."""
+        """Return the reason to block a `find` that deletes its results. `Judge` checks its other commands."""
         runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}]
         if "-delete" not in args and not any(name_of(a) in DELETES for i in runs for a in args[i + 1 : i + 2]):
             return None
@@ -229,6 +229,6 @@ def _lost(path: str) -> str:
 
 
 def _scratch(place: str) -> bool:
-    """Return whether a path that is not known ends in a name that nobody misses."""
+    """Return whether an unknown path ends in the name of a disposable file."""
     _, unknown, rest = place.rpartition(UNKNOWN)
     return SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))) is not None

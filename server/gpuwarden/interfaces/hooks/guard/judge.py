@@ -1,4 +1,4 @@
-"""Judge shell text: every simple command in it, and whatever a command runs in turn."""
+"""Check shell text: every simple command in it, and every command that those run in turn."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ MOST_WRAPPERS = 15
 
 @dataclass
 class Judge:
-    """Judges what one call would run. It keeps what the text sets: variables, aliases, drafts, the folder."""
+    """Check the commands that one call would run. Keeps the state that they set: variables, aliases, drafts, folder."""
 
     patterns: Patterns
     files: Files
     typing: bool = False
-    """The client can type into a program that runs, and asks no hook before it does."""
+    """Whether the client can type into a running program without calling a hook first."""
     values: dict[str, str] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -73,9 +73,9 @@ class Judge:
         self.drafts = Drafts(self.files, self.budget)
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
-        """Return why a text is stopped; None lets it pass. Raises TooMuch. `far`: it runs on another machine."""
+        """Return the reason to block a text; None allows it. `far`: it runs on another machine. Raises TooMuch."""
         if depth > DEEPEST:
-            raise TooMuch("the command is nested too deep to be read")
+            raise TooMuch("the command is nested too deeply to check")
         self.drafts.texts.append(text)
         reader = Reader(text, self.values, self.budget, feed)
         for command in reader.commands():
@@ -87,7 +87,7 @@ class Judge:
         return self.spoken(text) if reader.broken else None
 
     def command(self, command: Command, depth: int, *, far: bool) -> str | None:
-        """Return why a simple command is stopped."""
+        """Return the reason to block a simple command."""
         self.budget.spend(2 + len(command.words) + sum(map(len, command.stdin)) // 64)
         if why := self._outputs(command, far):
             return why
@@ -121,10 +121,10 @@ class Judge:
                     or self.files.judged(name, args, far=far)
                 )
             words = unfolded
-        raise TooMuch("the command is wrapped too often to be read")
+        raise TooMuch("the command has too many nested wrappers to check")
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
-        """Return the words of the program that the first word runs; None when it runs nothing."""
+        """Return the words of the program that the first word runs; None if it runs no other program."""
         if ASSIGNMENT.fullmatch(words[0]):
             variable, _, value = words[0].partition("=")
             assigned[variable] = value
@@ -146,7 +146,7 @@ class Judge:
         return None
 
     def _ended(self, name: str, args: list[str], assigned: dict[str, str], far: bool) -> str | None:
-        """Return why a program is stopped that ends something itself."""
+        """Return the reason to block a program that itself ends or deletes a resource."""
         program = self.patterns.program(name)
         docker = program in {"docker", "docker-compose"} and (
             "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or other_docker(args)
@@ -155,11 +155,11 @@ class Judge:
         if not ended and (language(name) in CODE or name in SHELLS or name.endswith(SCRIPTS)):
             ended = self.patterns.helped([name, *args])
         if ended:
-            return f"`{ended}` ends or deletes what gpuwarden guards"
+            return f"`{ended}` ends or deletes a resource that gpuwarden guards"
         if why := desired(program, args, self.files):
             return why
         if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
-            return f"`{name}` ends the watch over what bills"
+            return f"`{name}` stops the gpuwarden watch, which monitors billing"
         if name in self.aliases:
             return self.shell(" ".join([self.aliases.pop(name), *args]), far=far)
         if name == "alias":
@@ -173,9 +173,9 @@ class Judge:
         return None
 
     def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return why a program is stopped that runs texts: a shell, an interpreter, a scheduler."""
+        """Return the reason to block a program that runs text: a shell, an interpreter, a scheduler."""
         if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
-            return f"nobody reads what is typed into a waiting `{name}`; give it the commands, with -c"
+            return f"input typed into a running `{name}` can't be checked; pass the commands with -c"
         if name in SHELLS | SOURCED | {"eval", "su", "script", "runuser", "machinectl"}:
             texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
             if name == "script":
@@ -210,7 +210,7 @@ class Judge:
         return settings.code_edits(said) or self.spoken(said)
 
     def _code(self, flag: str, args: list[str], stdin: list[str], depth: int, far: bool) -> str | None:
-        """Return why an interpreter is stopped, by the code that it is given here."""
+        """Return the reason to block an interpreter because of the code passed to it in this call."""
         code = [b for a, b in pairwise(args) if re.fullmatch(rf"-\w*{flag[-1]}|{flag}|--eval", a)]
         if not code and "-" not in args and script_of(args):
             code, stdin = self._scripts(args), []
@@ -226,7 +226,7 @@ class Judge:
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
-        """Return why code is stopped by a command among its strings: one that runs or reaches something, or deletes."""
+        """Return the reason to block code because of a command in its strings: one that runs a program or deletes."""
         before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
@@ -241,12 +241,12 @@ class Judge:
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
-        """Return the texts of the files among the words that this very call wrote before."""
+        """Return the contents of those files among the words that this call wrote earlier."""
         printed = self.drafts.printed
         return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
     def _elsewhere(self, name: str, args: list[str], command: Command, depth: int) -> str | None:
-        """Return why a command on another machine is stopped."""
+        """Return the reason to block a command on another machine."""
         rest: list[str] | None = None
         if name in FLEETS and (name != "aws" or "ssm" in args):
             return self._any(for_fleets(args), depth, far=True)
@@ -267,7 +267,7 @@ class Judge:
         return self._any(command.stdin, depth, far=True)
 
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return why a program is stopped that another one runs somewhere among its words."""
+        """Return the reason to block a program that another program runs somewhere among its words."""
         if name in {"find", "fd", "fdfind"}:
             found = printed([name, *args], (), self.files.cwd)
             names = [b for a, b in pairwise(args) if a in {"-name", "-iname"}] or ["**"]
@@ -292,13 +292,13 @@ class Judge:
                 )
 
             parts = list(candidates(args, worth_a_look))
-        elif name not in settings.SENTENCES:  # a program that is not known may open a terminal and answer in it
+        elif name not in settings.SENTENCES:  # an unknown program may open a terminal and answer in it
             parts = list(candidates(args, lambda word: name_of(word) == "gpuwarden"))
         else:
             return None
         for part in parts:
             key = hash((*part, *command.stdin, self.files.cwd))
-            if key not in self.seen:  # runners within runners have the same ends
+            if key not in self.seen:  # nested runners yield the same trailing words
                 self.seen.add(key)
                 inner = Command(part, stdin=command.stdin, fed=command.fed)
                 if why := self.command(inner, depth + 1, far=far):
@@ -306,7 +306,7 @@ class Judge:
         return None
 
     def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return why the call of a function is stopped. Inside its body its name is that of a program."""
+        """Return the reason to block a function call. Inside the body, the function's name means a program."""
         before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
         before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
         self.budget.spend(5)
@@ -326,14 +326,14 @@ class Judge:
         self.values.update({"@": BETWEEN.join(words), "*": " ".join(words), "#": str(len(words))})
 
     def _each(self, name: str, words: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return why a program is stopped that `xargs` or `parallel` runs with what it is fed."""
+        """Return the reason to block a program that `xargs` or `parallel` runs with its input."""
         parts = for_each(name, words, command.stdin)
         return next((w for p in parts if (w := self.command(Command(p, fed=True), depth + 1, far=far))), None)
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
     def _outputs(self, command: Command, far: bool) -> str | None:
-        """Return why a command is stopped by the files that it writes, and remember what was written where."""
+        """Return the reason to block a command because of the files that it writes, and record their contents."""
         if far:
             empties = command.name in {"", ":", "true"} or command.words == ["cat", "/dev/null"]
             return next((w for t in command.targets if empties and (w := self.files.lost(t, deep=False))), None)
@@ -344,12 +344,12 @@ class Judge:
         return next((why for text in texts if text and (why := self.shell(text, depth + 1, far=far))), None)
 
     def names_kept(self) -> bool:
-        """Return whether the call names a protected file, or has a value that a person sets."""
+        """Return whether the call names a protected file or a setting reserved for the user."""
         text = "\n".join(self.drafts.texts)
         ends = ("/".join(file.split("/")[-2:]) for file in (*self.files.files, *self.files.settings))
         return settings.names_kept(text) or any(end in text for end in ends)
 
     def spoken(self, text: str) -> str | None:
-        """Return why text that is not shell is stopped."""
+        """Return the reason to block text that is not shell."""
         self.budget.spend(len(text) // 8)
         return spoken(text, self.patterns)

@@ -1,4 +1,4 @@
-"""Limit how much of a text the guard reads: what needs more is stopped, for a guard that hangs lets everything pass."""
+"""Limit the work of the guard per call. A call that exceeds a limit is blocked; a guard that hangs would allow it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from tree_sitter import Tree
 
 MOST_BYTES = 131_072
-"""Linux runs no shell with a longer text: it is the limit of one argument."""
+"""Linux limits one argument, so also the text of a shell, to this size."""
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
-"""How often the parser may report, which it does once in a hundred of its own steps."""
+"""The most progress reports of the parser; it reports once per hundred of its own steps."""
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
-"""The parser's time grows with the square of marks that it can't make sense of."""
+"""The parser's time grows with the square of the number of marks that it can't match."""
 DEEPEST = 40
 _MARK = re.compile(r"[|&;<>(){}$`=\[\]!]|case|if|for|while|until|select|do|then|el|fi|esac|function")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)(\w+)")
@@ -32,56 +32,56 @@ _BEYOND = re.compile(rb"[\xf0-\xf4][\x80-\xbf]{3}")
 
 
 class TooMuch(Exception):
-    """The text is too long, too deep or too tangled to be read in time."""
+    """The text is too long, too deeply nested or too complex to check in time."""
 
 
 class Budget:
-    """Counts steps over all texts of one call. Raises TooMuch when they are spent."""
+    """Count steps over all texts of one call. Raises TooMuch when they are used up."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.left = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps away."""
+        """Deduct steps. Raises TooMuch if none are left."""
         self.left -= steps
         if self.left < 0:
-            raise TooMuch("the command has too many parts to be read")
+            raise TooMuch("the command has too many parts to check")
 
 
 def parsed(data: bytes) -> Tree:
-    """Parse a text. Raises TooMuch when the parser takes too many steps: its own, so no machine is kinder."""
+    """Parse a text. Raises TooMuch if the parser takes too many steps; the limit does not depend on machine speed."""
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     looks = count(1)
-    # The grammar looks up a character beyond U+FFFF outside of the C library's tables, and may crash there.
+    # The grammar looks up characters beyond U+FFFF outside the C library's tables, and may crash.
     data = _BEYOND.sub(_two_for_one, data)
     try:
         return parser.parse(
             lambda at, _: data[at : at + 4096], progress_callback=lambda _at, _error: next(looks) > MOST_LOOKS
         )
     except ValueError as error:
-        raise TooMuch("the command is too tangled to be read") from error
+        raise TooMuch("the command is too complex to check") from error
 
 
 def _two_for_one(beyond: re.Match[bytes]) -> bytes:
-    """Return two characters for one beyond U+FFFF, in as many bytes; each has two of its own."""
+    """Replace a character beyond U+FFFF by two characters of two bytes each, so the length in bytes stays the same."""
     code = ord(beyond[0].decode()) - 0x10000
     return (chr(0x400 + (code >> 10)) + chr(0x400 + (code & 0x3FF))).encode()
 
 
 def check_marks(text: str) -> None:
-    """Raise TooMuch when a text has more marks of the shell, outside here-documents, than any command needs.
+    """Raise TooMuch if a text has more shell marks outside here-documents than any command needs.
 
-    Nor may a here-document end at a word that the parser reads as another one.
+    Also raise it if a here-document ends at a word that the parser reads as a different one.
     """
     if _ODD_HEREDOC.search(text):
-        raise TooMuch("a here-document ends at a word of odd characters")
+        raise TooMuch("the end word of a here-document has unsupported characters")
     if text.count("<<") <= MOST_HEREDOCS:
         if _few_marks(text):
             return
         kept, starts = _without_bodies(text)
         if _few_marks(kept) and starts <= _heredocs(kept):
             return
-    raise TooMuch("the command has too many marks of the shell to be read")
+    raise TooMuch("the command has too many shell operators and keywords to check")
 
 
 def _few_marks(text: str) -> bool:
@@ -89,9 +89,9 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return a text without what looks like the bodies of its here-documents, and the lines that begin these.
+    """Return a text without the apparent bodies of its here-documents, and the numbers of the lines that begin these.
 
-    A body that the shell expands is left where it is.
+    A body that the shell expands is kept.
     """
     lines = text.split("\n")
     ends: dict[str, list[int]] = {}
@@ -113,13 +113,13 @@ def _without_bodies(text: str) -> tuple[str, set[int]]:
 
 
 def _first(numbers: Sequence[int], least: int) -> int | None:
-    """Return the first of sorted numbers that is at least so large."""
+    """Return the first of the sorted numbers that is at least `least`."""
     at = bisect_left(numbers, least)
     return numbers[at] if at < len(numbers) else None
 
 
 def _heredocs(text: str) -> set[int]:
-    """Return the lines on which the parser, too, sees here-documents begin; none in a text that it can't read."""
+    """Return the lines on which the parser finds the start of a here-document; none if the text has syntax errors."""
     root = parsed(text.encode("utf-8", "replace")).root_node
     nodes, lines = [] if root.has_error else [root], set()
     while nodes:

@@ -1,4 +1,4 @@
-"""The patterns that the guard looks for, compiled from what providers and the table of clouds declare."""
+"""The guard's patterns, compiled from the declarations of providers and of the table of clouds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 MOST_ARGUMENTS = 300
-"""More words than a person types after one program; steps are looked for in so many."""
+"""The most words after a program that are searched; more than a user types."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
-# Names that are also words of a sentence or of a programming language: in code they count only where a command begins.
+# Names that are also words of English or of a programming language: in code they count only at the start of a command.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
@@ -25,7 +25,7 @@ Steps = tuple[frozenset[str], ...]
 
 @dataclass(frozen=True)
 class Spelling:
-    """One declared sequence: the words in their order, the options that have to be there, and those that must not."""
+    """A declared sequence: its words in order, its required options, and its excluded options."""
 
     text: str
     words: Steps
@@ -34,14 +34,14 @@ class Spelling:
 
     @classmethod
     def parse(cls, text: str) -> Spelling:
-        """Read the syntax of `core.shell_guard`."""
+        """Parse the syntax of `core.shell_guard`."""
         steps = [frozenset(step.split("|")) for step in text.split()]
         words = tuple(s for s in steps if not any(w.startswith(("-", "!-")) for w in s))
         without = tuple(frozenset(w.removeprefix("!") for w in s) for s in steps if any(w[0] == "!" for w in s))
         return cls(text, words, tuple(s for s in steps if any(w[0] == "-" for w in s)), without)
 
     def end(self, args: Sequence[str]) -> int | None:
-        """Return the place after the last word of the sequence in `args`; None when it is not there."""
+        """Return the index after the last word of the sequence in `args`; None if `args` does not match."""
         at = {0}
         for step in self.words:
             at = {i + 1 for start in at for i in _starts(args, start) if "*" in step or args[i].lower() in step}
@@ -51,7 +51,7 @@ class Spelling:
 
 
 def _starts(args: Sequence[str], start: int) -> Iterator[int]:
-    """Yield where the next word may be: after options, each of which may have taken one value."""
+    """Yield possible indices of the next word: after options, each of which may take one value."""
     for i in range(start, len(args)):
         yield i
         if not args[i].startswith("-") and not (i > start and args[i - 1].startswith("-") and "=" not in args[i - 1]):
@@ -59,7 +59,7 @@ def _starts(args: Sequence[str], start: int) -> Iterator[int]:
 
 
 def _given(args: Sequence[str], option: str) -> bool:
-    """Return whether an option is there; `--replicas=0` is also `--replicas 0`, and `-r` is also in `-rf`."""
+    """Return whether an option is given; `--replicas=0` matches `--replicas 0`, and `-r` matches `-rf`."""
     name, equals, value = option.partition("=")
     if equals:
         return any(a == option or (a == name and args[i + 1 : i + 2] == [value]) for i, a in enumerate(args))
@@ -72,7 +72,7 @@ def _given(args: Sequence[str], option: str) -> bool:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Spellings of what ends a machine, as the providers declare them."""
+    """Spellings of commands that end a machine, as the providers declare them."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -84,30 +84,30 @@ class Patterns:
     servers: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
     far: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What ends something only where it is typed on another machine."""
+    """Commands that end something only if they run on another machine."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Patterns:
-        """Read what `declared.table` wrote. Raises KeyError or TypeError when it is something else."""
+        """Read the output of `declared.table`. Raises KeyError or TypeError for another format."""
 
         def sequences(name: str) -> dict[str, tuple[str, ...]]:
             return {program: tuple(texts) for program, texts in table[name].items()}
 
         texts = {n: tuple(map(str, table[n])) for n in ("hosts", "requests", "code", "servers", "key_variables")}
-        texts["paths"] = tuple(map(str, table.get("paths", ())))  # an older version wrote none
+        texts["paths"] = tuple(map(str, table.get("paths", ())))  # absent in the output of older versions
         return cls(sequences("ends"), dict(table["aliases"]), sequences("remote"), far=sequences("far"), **texts)
 
     def program(self, name: str) -> str:
-        """Return the name by which a program is declared."""
+        """Return the name under which a program is declared."""
         return self.aliases.get(name, name)
 
     def knows(self, name: str) -> bool:
-        """Return whether anything is declared of a program."""
+        """Return whether the declarations mention a program."""
         name = self.program(name)
         return name in self.ends or name in self.remote or name in self.far
 
     def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return the words with which a program ends something; None when it does not."""
+        """Return the words by which a program ends something; None if it ends nothing."""
         args = args[:MOST_ARGUMENTS]
         asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
         tries = any(
@@ -124,7 +124,7 @@ class Patterns:
         return None
 
     def helped(self, words: Sequence[str]) -> str | None:
-        """Return the words with which a script ends something that is named after a platform: `vast_job.py destroy`."""
+        """Return the words by which a script named after a platform ends something: `vast_job.py destroy`."""
         at = next((i for i, word in enumerate(words[:20]) if word.endswith(SCRIPTS)), None)
         if (
             at is None
@@ -135,7 +135,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the words that a program runs on the rented machine; None when it runs nothing there."""
+        """Return the words that a program runs on the rented machine; None if it runs nothing there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:
@@ -151,28 +151,28 @@ class Patterns:
 
     @cached_property
     def host(self) -> re.Pattern[str]:
-        """Match an address of a platform's interface; documentation is not one."""
+        """Match an address of a platform's API, but not of its documentation."""
         names = "|".join(re.escape(host) for host in self.hosts) or "(?!)"
         named = rf"(?<![\w.-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)"
         return re.compile("(?i)" + "|".join((named, *self.paths)))
 
     @cached_property
     def request(self) -> re.Pattern[str]:
-        """Match what ends something in a request's address or body."""
+        """Match the parts of a request's address or body that end something."""
         return re.compile("(?i)" + "|".join((r"\bDELETE\b", r"\bterminate\b", r"\bdestroy\b", *self.requests)))
 
     @cached_property
     def key(self) -> re.Pattern[str]:
-        """Match the use of an account's key."""
+        """Match the use of a variable with an account's key."""
         return re.compile(r"\$\{?(?:" + ("|".join(map(re.escape, self.key_variables)) or "(?!)") + r")\b")
 
     @cached_property
     def library(self) -> re.Pattern[str]:
-        """Match calls of a platform's library."""
+        """Match calls of a platform's library that end something."""
         return re.compile("|".join(self.code) or "(?!)")
 
     def command_in_code(self, text: str) -> str | None:
-        """Return the first command that ends something in a text that is not shell."""
+        """Return the first command that ends something in text other than shell."""
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
             begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"

@@ -1,7 +1,7 @@
-"""What a command prints, as far as it is known before it runs.
+"""Predict the output of a command before it runs.
 
-Text that is not known is `UNKNOWN`, followed by what was written in its place. If it is one of some paths at least,
-`among` names them: `ls -d runs/*` prints paths like `runs/*`, so what is removed by them is nowhere else.
+Unknown text is `UNKNOWN` followed by its source text. If the possible paths are known, `among` lists their patterns:
+`ls -d runs/*` prints paths that match `runs/*`, so a removal of its output affects no other place.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SILENT: Final = frozenset({"", ":", "true", "false", "test", "[", "cd", "pushd",
                            "export", "unset", "local", "declare", "readonly", "shift", "read",
                            "mkdir", "rm", "mv", "cp", "ln", "touch", "chmod", "sleep", "wait", "trap",
                            "umask", "break", "continue", "return", "exit", "shopt"})  # fmt: skip
-"""Programs that print nothing, as a rule."""
+"""Programs that usually print nothing."""
 NAMES: Final = frozenset({"date", "whoami", "hostname", "uname", "id", "nproc", "seq", "basename", "wc", "uuidgen"})
-"""Programs that print no path."""
+"""Programs whose output is not a path."""
 
 
 def name_of(word: str) -> str:
@@ -36,7 +36,7 @@ def name_of(word: str) -> str:
 
 
 def among(patterns: Sequence[str]) -> str:
-    """Return a text that is not known, but is one of the paths that the patterns match."""
+    """Return a marker for an unknown text that is one of the paths which the patterns match."""
     if any(UNKNOWN in pattern for pattern in patterns):
         return f"{UNKNOWN}$()"
     plain = (re.sub(r"\s", "?", pattern) for pattern in patterns[:20])
@@ -44,7 +44,7 @@ def among(patterns: Sequence[str]) -> str:
 
 
 def alternatives(text: str) -> list[str]:
-    """Return a path, once for each pattern that it may be like."""
+    """Return a path once for each pattern that it may match."""
     found = _AMONG.search(text)
     if found is None:
         return [text]
@@ -52,12 +52,12 @@ def alternatives(text: str) -> list[str]:
 
 
 def as_written(text: str) -> str:
-    """Return a text without marks, for a shell to read."""
+    """Return a text without markers, ready for a shell."""
     return _MARKS.sub("", _AMONG.sub("$()", text)) if UNKNOWN in text or _END in text or _OR in text else text
 
 
 def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
-    """Return what a command prints in a folder."""
+    """Return the output of a command that runs in a folder."""
     name = name_of(words[0]) if words else ""
     args = list(words[1:])
     if name == "printf" and args:
@@ -77,7 +77,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
 
 
 def _formatted(args: Sequence[str]) -> str:
-    """Return what `printf` prints: its format, as often as its words need."""
+    """Return the output of `printf`: its format, repeated until its words are used up."""
     said = args[0].replace("\\n", "\n").replace("\\t", "\t")
     between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
     places = len(between) - 1
@@ -98,7 +98,7 @@ def _find(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
 
 
 def roots(args: Sequence[str]) -> list[str]:
-    """Return the folders that `find` looks in."""
+    """Return the folders that `find` searches."""
     end = next((i for i, a in enumerate(args) if a.startswith("-") or a in {"(", "!", "\\("}), len(args))
     return list(args[:end]) or ["."]
 

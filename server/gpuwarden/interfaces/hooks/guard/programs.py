@@ -1,4 +1,4 @@
-"""Requests to platforms, and code of other languages: whether they end something."""
+"""Check whether requests to platforms, and code of other languages, end something."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_STRINGS: Final = 100
 
 
 def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the texts in code that may be commands, each with whether it runs on another machine."""
+    """Yield strings in code that may be commands, each with a flag: it runs on another machine."""
     far = _ELSEWHERE.search(text) is not None
     for found in islice(_LIST.finditer(text), MOST_STRINGS):
         yield " ".join(shlex.quote(word[1:-1]) for word in re.findall(r"\"[^\"]*\"|'[^']*'", found[1])), far
@@ -50,14 +50,14 @@ def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that code removes, each with whether a whole folder goes; a path that is computed is empty."""
+    """Yield the paths that code removes, each with a flag: the removal is recursive. A computed path is empty."""
     for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
         path = found[4] or found[5] or ""
         yield re.sub(r"\$?\{[^{}]*\}", UNKNOWN, path), bool(found[1]) or (found[2] or found[3] or "").startswith("rm")
 
 
 def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
-    """Return why a call of an HTTP program is stopped."""
+    """Return the reason to block a call of an HTTP program."""
     method = _method(name, args)
     text = " ".join(args)
     if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):
@@ -68,7 +68,7 @@ def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
 
 
 def _method(name: str, args: Sequence[str]) -> str:
-    """Return the method of a request, as the program would choose it."""
+    """Return the HTTP method that the program would use."""
     for i, word in enumerate(args):
         if re.fullmatch(r"-[a-zA-Z]*X|--request|--method", word) and i + 1 < len(args):
             return args[i + 1].upper()
@@ -85,7 +85,7 @@ def _method(name: str, args: Sequence[str]) -> str:
 
 
 def spoken(text: str, patterns: Patterns) -> str | None:
-    """Return why code of another language, or text that is not a complete command, is stopped."""
+    """Return the reason to block code of another language, or text that is not a complete command."""
     if not text:
         return None
     found = patterns.library.search(text) if patterns.code else None
@@ -93,4 +93,4 @@ def spoken(text: str, patterns: Patterns) -> str | None:
     if not said and patterns.host.search(text) and _METHOD_IN_CODE.search(text):
         found = patterns.request.search(text)
         said = found[0] if found else None
-    return f"the code has `{' '.join(said.split())[:60]}`" if said else None
+    return f"the code contains `{' '.join(said.split())[:60]}`" if said else None

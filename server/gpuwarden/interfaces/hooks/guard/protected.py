@@ -1,4 +1,4 @@
-"""Read what the guard protects: from the file that `gpuwarden hooks install` wrote, and from the ledger."""
+"""Read the protected paths from the file that `gpuwarden hooks install` wrote, and from the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 
 
 def rules_from(config: str, client: str) -> Rules:
-    """Read the rules. Raises OSError, ValueError or KeyError when the file is not what was written."""
+    """Read the rules. Raises OSError, ValueError or KeyError if the file is missing or has another format."""
     table = json.loads(Path(config).read_text("utf-8"))
     home = str(table["home"])
     return Rules(
@@ -27,7 +27,7 @@ def rules_from(config: str, client: str) -> Rules:
 
 
 def live_runs(home: str) -> tuple[str, ...]:
-    """Return the run folders of jobs that are not over, read from the ledger; none when it can't be read."""
+    """Return the run folders of live jobs from the ledger; none if it can't be read."""
     with contextlib.suppress(sqlite3.Error, OSError, ValueError, TypeError):
         uri = (Path(home) / "ledger.db").resolve().as_uri() + "?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=2)) as db:

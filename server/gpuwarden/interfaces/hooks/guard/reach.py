@@ -1,4 +1,4 @@
-"""Tell whether a path that is written down may be, or surely is, one that is kept: globs, braces, unknown parts."""
+"""Match a path with globs, braces or unknown parts against protected paths: never, maybe or surely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
 
 class Reach(IntEnum):
-    """How sure it is that two paths meet."""
+    """Certainty that two paths meet."""
 
     NEVER = 0
     MAYBE = 1
@@ -27,9 +27,10 @@ class Reach(IntEnum):
 
 
 def spellings(text: str) -> Iterator[tuple[str, Reach]]:
-    """Yield the patterns that one word stands for, each with the most that is known of it.
+    """Yield the patterns that one word represents, each with the highest certainty that it allows.
 
-    A variable that a loop sets has several lines. Braces are several words. What a program prints is one of some.
+    A loop variable has several lines, braces expand to several words, and the output of a program is one of several
+    alternatives.
     """
     if not _SEVERAL.search(text):
         yield text, Reach.SURELY
@@ -52,12 +53,12 @@ def _braced(text: str) -> list[str]:
 
 
 def is_pattern(place: str) -> bool:
-    """Return whether a path may stand for several."""
+    """Return whether a path may match several paths."""
     return _SPECIAL.search(place) is not None
 
 
 def touches(place: str, kept: str) -> Reach:
-    """Return whether a path is a kept one, a folder around it, or something inside it."""
+    """Return the certainty that a path is the protected one, a folder around it, or a path inside it."""
     place = place.rstrip("/")
     if not is_pattern(place):
         near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
@@ -75,7 +76,7 @@ def touches(place: str, kept: str) -> Reach:
 
 
 def is_in(place: str, kept: str) -> Reach:
-    """Return whether a path is a kept one, something inside it, or a file beside it with its name and a hyphen."""
+    """Return the certainty that a path is the protected one, is inside it, or starts with its name and a hyphen."""
     if not is_pattern(place):
         return Reach.SURELY if place == kept or place.startswith((kept + "-", kept + "/")) else Reach.NEVER
     found = touches(place, kept)
@@ -87,5 +88,5 @@ def is_in(place: str, kept: str) -> Reach:
 
 
 def around(place: str, kept: str) -> bool:
-    """Return whether a path surely is a folder around a kept one."""
+    """Return whether a path is surely a folder around the protected one."""
     return touches(place, kept) is Reach.SURELY and is_in(place, kept) is Reach.NEVER

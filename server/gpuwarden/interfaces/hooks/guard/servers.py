@@ -1,4 +1,4 @@
-"""Judge a call of another MCP server's tool: by the server, the tool and its arguments."""
+"""Check a call of another MCP server's tool: the server, the tool and its arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", 
 HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
                              "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
                              "describe", "logs", "docs"})  # fmt: skip
-"""Words of tools that end no machine, whatever else their names have."""
+"""Words in the names of tools that end no machine; they outweigh the other words of a name."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
 REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
@@ -29,7 +29,7 @@ ACTION_FIELDS: Final = frozenset({"operation", "action", "verb", "subcommand", "
                                   "tool_name", "toolname", "function"})  # fmt: skip
 COMMAND_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "args", "arguments",
                                    "argv", "subcommand"})  # fmt: skip
-"""Fields that a platform's tool reads as the words of the platform's own program."""
+"""Fields that a platform's tool passes to the platform's command-line program."""
 STATE_FIELDS: Final = frozenset({"state", "status", "desired_state", "desiredstate", "desired_status",
                                  "desiredstatus", "target_state", "power_state"})  # fmt: skip
 ENDED: Final = frozenset({"stopped", "stop", "terminated", "exited", "deleted", "destroyed", "off",
@@ -37,19 +37,19 @@ ENDED: Final = frozenset({"stopped", "stop", "terminated", "exited", "deleted", 
 PLACE_FIELDS: Final = frozenset({"server", "server_name", "servername", "provider", "platform", "service",
                                  "cloud", "backend", "tool", "tool_name", "toolname", "app", "toolkit",
                                  "integration"})  # fmt: skip
-"""Fields that name a platform, where one tool is for several."""
+"""Fields that name the platform in a tool that serves several."""
 PATH_FIELDS: Final = frozenset({"path", "file_path", "filepath", "file", "filename", "destination",
                                 "dest", "target", "source", "uri", "relative_path", "new_path",
                                 "old_path"})  # fmt: skip
 LOOKS: Final = frozenset({"read", "get", "list", "view", "search", "stat", "info", "tree", "find",
                           "grep", "exists", "diff"})  # fmt: skip
 SPEAKS: Final = frozenset({"exec", "execute", "run", "ssh", "shell", "bash", "terminal"})
-"""Words of tools whose command is one of the machine's shell."""
+"""Words in the names of tools whose command runs in the machine's shell."""
 MOST_TEXTS: Final = 500
 
 
 def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge) -> str | None:
-    """Return why a call of another MCP server's tool is stopped: by the server, the tool and its arguments."""
+    """Return the reason to block a call of another MCP server's tool."""
     if OWN in server:
         return None
     name = tool.rpartition("__")[2].removeprefix("MCP:").removeprefix(f"mcp_{server}_")
@@ -82,7 +82,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
 
 
 def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge: Judge) -> bool:
-    """Return whether a platform is named by the server, the tool or an argument, or is reached by an address."""
+    """Return whether the server, the tool or an argument names a platform, or a request has a platform's address."""
     names = [tool, *(text for field_name, text in texts if field_name in PLACE_FIELDS)]
     for word in judge.patterns.servers:
         if word in _words(server) or word in server.split("-"):
@@ -96,7 +96,7 @@ def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge
 
 
 def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[str, str]], judge: Judge) -> str | None:
-    """Return why a tool is stopped that works on files of this machine."""
+    """Return the reason to block a tool that works on files of this machine."""
     for field_name, text in texts:
         if (field_name in PATH_FIELDS or "path" in field_name) and "\n" not in text:
             path = text.removeprefix("file://")
@@ -107,13 +107,13 @@ def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[
 
 
 def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in a tool's input with the name of its field, so many and no more."""
+    """Yield every text in a tool's input with the name of its field. Raises TooMuch beyond MOST_TEXTS values."""
     stack, seen = [(name, given)], 0
     while stack:
         name, value = stack.pop()
         seen += 1
         if seen > MOST_TEXTS:
-            raise TooMuch("the call has too many parts to be read")
+            raise TooMuch("the call has too many parts to check")
         if isinstance(value, str):
             yield name, value
         elif isinstance(value, Mapping):
@@ -127,5 +127,5 @@ def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _words(name: str) -> set[str]:
-    """Return the words of a name that are put together with hyphens, underlines or capitals."""
+    """Split a name at hyphens, underscores and capitals into lower-case words."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)}

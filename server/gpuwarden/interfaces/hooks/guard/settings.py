@@ -1,4 +1,4 @@
-"""Protect what a person decides: gpuwarden's variables, and the guard's place in the clients' configuration."""
+"""Protect the settings reserved for the user: gpuwarden's variables, and the guard's entry in client configuration."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, Final
 
 MARK: Final = "gpuwarden.interfaces.hooks.guard"
 OLD_MARK: Final = "guard.py"
-"""The names of this guard in a client's configuration, now and before."""
+"""Names of this guard in a client's configuration: the present one, and the one of older versions."""
 MOST_BYTES: Final = 2_000_000
 DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
     r"|[A-Z_]+_URL|REHEARSAL_CLOCK)"
 )
-"""Variables that move the ledger, the policy or a platform, set the time, or replace a value of the policy."""
+"""Variables that relocate the ledger, the policy or a platform, set the time, or override a policy value."""
 PLUGIN: Final = re.compile(r"gpuwarden@[\w-]+")
-"""The plugin that brings this guard, in the list of those that a client runs."""
+"""The plugin that installs this guard, in a client's list of enabled plugins."""
 _PLACES: Final = frozenset({"HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"})
-"""Variables that move the folders of gpuwarden, and of much else."""
+"""Variables that relocate the folders of gpuwarden and of many other programs."""
 _CLIENT_PLACES: Final = frozenset({"HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "CLAUDE_CODE_SAFE_MODE",
                                    "CLAUDE_CODE_SIMPLE"})  # fmt: skip
 _BARE: Final = frozenset({"--bare", "--safe-mode", "--ignore-user-config"})
-"""Variables and options with which a client starts without the hooks of its user."""
+"""Variables and options that make a client start without the user's hooks."""
 _SET: Final = re.compile(rf"({DECIDES.pattern})[\"']?\s*(?:=|:|\s)\s*[\"']?([^\"',;\s}}]*)")
 _OFF: Final = re.compile(
     r"disableAllHooks\W{1,4}true|allowManagedHooksOnly\W{1,4}true|\bhooks\s*=\s*false|(?s:hooks\.state.{0,300}enabled\s*=\s*false)"
@@ -32,7 +32,7 @@ _OFF: Final = re.compile(
     r"|(?s:hooksConfig.{0,300}(?:enabled\W{1,4}false|disabled\W{1,9}\w))"
 )
 _ANSWERS: Final = re.compile(r"\bElicitation(?:Result)?\b")
-"""Hooks that answer a client's forms in the user's place."""
+"""Hooks that answer a client's forms for the user."""
 _CLIENT: Final = re.compile(
     r"(?:^|/)(?:\.claude/[\w.-]*\.json|\.claude\.json|\.?mcp\.json|claude_desktop_config\.json|managed-settings\.json"
     r"|\.codex/(?:config\.toml|hooks\.json)|\.cursor/(?:hooks|mcp|cli-config)\.json|\.gemini/settings\.json"
@@ -52,15 +52,15 @@ _WRITES_IN_CODE: Final = re.compile(
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
                               "ugrep", "egrep", "fgrep", "head", "tail", "jq", "test", "["})  # fmt: skip
-"""Programs whose words are mostly text."""
+"""Programs whose words are mostly prose."""
 
 
 def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]) -> str | None:
-    """Return why a command is stopped that sets or drops a variable that a person sets."""
+    """Return the reason to block a command that sets or unsets a variable reserved for the user."""
     for variable, _ in assigned:
         moved = name in CLIENTS and variable in _CLIENT_PLACES
         if moved or (name == "gpuwarden" and variable in _PLACES) or DECIDES.fullmatch(variable):
-            return f"{variable} is the user's decision; a person sets it"
+            return f"only the user may set {variable}"
     if name in SENTENCES:
         return None
     drops = name == "unset" or (
@@ -73,16 +73,16 @@ def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]
         # The variable begins the word, or an option's value (`-eNAME=`, `--env=NAME=`).
         begins = re.fullmatch(r"|-e|--?[\w-]+=", word[: found.start()])
         if drops or (begins and word[found.end() : found.end() + 1] in {"=", "+"}):
-            return f"{found[0]} is the user's decision; a person sets it"
+            return f"only the user may set {found[0]}"
     if name in {"launchctl", "setx", "systemctl"} and (found := DECIDES.search(" ".join(words))):
-        return f"{found[0]} is the user's decision; a person sets it"
+        return f"only the user may set {found[0]}"
     if name in CLIENTS and without_hooks(words):
-        return f"`{name}` would start without its hooks; a person decides that"
+        return f"`{name}` would start without its hooks; only the user may disable them"
     return None
 
 
 def without_hooks(words: Sequence[str]) -> bool:
-    """Return whether a client's options start it without the hooks or the plugins of the user."""
+    """Return whether a client's options make it start without the user's hooks or plugins."""
     if _OFF.search(" ".join(words)) or any("hooks" in w and "=" in w for w in words) or _BARE & set(words):
         return True
     for word, following in pairwise([*words, ""]):
@@ -98,68 +98,68 @@ def without_hooks(words: Sequence[str]) -> bool:
 
 
 def is_client_file(path: str) -> bool:
-    """Return whether a file configures a client."""
+    """Return whether a file is a client's configuration."""
     return _CLIENT.search(path) is not None
 
 
 def watched(path: str) -> bool:
-    """Return whether it matters what is written into a file."""
+    """Return whether the text written to a file has to be checked: client configuration and shell startup files."""
     return is_client_file(path) or _STARTUP.search(path) is not None
 
 
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
-    """Return what must stay as it is: the guard is named, hooks are off, and gpuwarden's variables with values."""
+    """Return the facts that must not change: the guard is named, hooks are off, gpuwarden's variables and values."""
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
     return named, _OFF.search(text) is not None, frozenset(_SET.findall(text))
 
 
 def edited(path: str, before: str, after: str) -> str | None:
-    """Return why an edit is stopped that turns `before` into `after`."""
+    """Return the reason to block an edit that turns `before` into `after`."""
     if is_client_file(path):
         (named, off, variables), (named_after, off_after, variables_after) = facts(before), facts(after)
         if named and not named_after:
-            return f"{path} names this guard; a person changes it"
+            return f"{path} installs this guard; only the user may change it"
         if off_after and not off:
-            return f"{path} would switch hooks off; a person decides that"
+            return f"{path} would disable hooks; only the user may do that"
         if len(_ANSWERS.findall(after)) > len(_ANSWERS.findall(before)):
-            return f"{path} would let a script answer forms; a person decides that"
+            return f"{path} would let a script answer forms; only the user may allow that"
         if variables != variables_after:
-            return f"{path} would change gpuwarden's variables; a person sets them"
+            return f"{path} would change gpuwarden's variables; only the user may set them"
     elif _STARTUP.search(path) and facts(before)[2] != facts(after)[2]:
-        return f"{path} would change gpuwarden's variables; a person sets them"
+        return f"{path} would change gpuwarden's variables; only the user may set them"
     return None
 
 
 def shell_written(path: str, text: str) -> str | None:
-    """Return why a shell command is stopped that writes `text`, as far as it is known, to a file."""
+    """Return the reason to block a shell command that writes `text`, as far as it is known, to a file."""
     if is_client_file(path):
         before = contents(path) or ""
         drops = bool(text) and "GPUWARDEN_" in before and "GPUWARDEN_" not in text
         if drops or _OFF.search(text) or _ANSWERS.search(text) or DECIDES.search(text):
-            return f"{path} configures an agent's client; a person changes it"
+            return f"{path} configures a coding agent; only the user may change it"
     if _STARTUP.search(path) and DECIDES.search(text):
-        return f"{path} would change gpuwarden's variables; a person sets them"
+        return f"{path} would change gpuwarden's variables; only the user may set them"
     return None
 
 
 def names_kept(text: str) -> bool:
-    """Return whether a text names a file that a person changes, or has a value that a person sets."""
+    """Return whether a text names a file or sets a value that is reserved for the user."""
     return any(pattern.search(text) for pattern in (_KEPT_IN_CODE, _OFF, _SET))
 
 
 def may_be_off(text: str) -> bool:
-    """Return whether a text names the setting that switches hooks off, with a value that is not read."""
+    """Return whether a text names the setting that disables hooks, with an unknown value."""
     return re.search(r"disableAllHooks(?!\W{1,4}false)", text) is not None
 
 
 def code_edits(text: str) -> str | None:
-    """Return why code of another language is stopped: it writes a file that a person changes."""
+    """Return the reason to block code of another language that writes a file reserved for the user."""
     found = _KEPT_IN_CODE.search(text)
-    return f"the code writes `{found[0]}`; a person changes it" if found and _WRITES_IN_CODE.search(text) else None
+    return f"the code writes `{found[0]}`; only the user may" if found and _WRITES_IN_CODE.search(text) else None
 
 
 def contents(path: str, most: int = MOST_BYTES) -> str | None:
-    """Return a file's text; None when it is not there, too big or not readable."""
+    """Return a file's text; None if it is missing, too large or unreadable."""
     try:
         file = Path(path)
         return file.read_text("utf-8", "replace") if file.stat().st_size <= most else None

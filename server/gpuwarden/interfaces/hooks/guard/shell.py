@@ -1,6 +1,6 @@
 """Read shell text into simple commands with tree-sitter-bash.
 
-The parser knows the syntax only; `words` puts together what a word says. The tree is walked without recursion.
+The parser knows only the syntax; `words` resolves the value of each word. The tree is walked without recursion.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_ROUNDS: Final = 40
-"""How many words or lines of a loop are read one by one; the rest is read at once."""
+"""The most words or lines of a loop that are checked one by one; a longer loop is checked once with all of them."""
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""What runs in a shell of its own: the folder is as before when it has ended."""
+"""Nodes that run in a subshell: a change of folder inside does not outlast them."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Surroundings of a command: texts on its standard input, and the files its output goes to."""
+    """Input and output of a command: the texts on its standard input, and the files that its output goes to."""
 
     stdin: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Feed:
 
 @dataclass
 class Command:
-    """One simple command. `fed`: its standard input is a pipe, a file or a text."""
+    """A simple command. `fed`: its standard input is a pipe, a file or a text."""
 
     words: list[str] = field(default_factory=list)
     assigned: list[tuple[str, str]] = field(default_factory=list)
@@ -55,16 +55,16 @@ class Command:
 
     @property
     def feed(self) -> Feed:
-        """Return the surroundings."""
+        """Return the command's input and output."""
         return Feed(tuple(self.stdin), tuple(self.targets), self.fed)
 
 
 Part = tuple["Node | tuple[str, str]", Feed]
-"""A node to walk, or a variable to set before what follows."""
+"""A node to walk, or a variable to set before the next part."""
 
 
 class Reader(Words):
-    """Read one text command by command; assignments in it change `values`, where `name()` is a function's body."""
+    """Read a text command by command. Its assignments change `values`; the key `name()` holds a function's body."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
@@ -72,7 +72,7 @@ class Reader(Words):
         self.rounds = 0
 
     def commands(self) -> Iterator[Command]:
-        """Yield the simple commands in the order of the text, those inside substitutions after the one around them."""
+        """Yield the simple commands in the order of the text. A substitution follows the command that contains it."""
         stack: list[Part] = [(self.root, self.feed)]
         while stack:
             node, feed = stack.pop()
@@ -101,7 +101,7 @@ class Reader(Words):
             stack.extend(reversed(parts))
 
     def _parts(self, node: Node, feed: Feed) -> list[Part]:
-        """Return the parts of a statement that is no simple command, in the order in which they run."""
+        """Return the parts of a compound statement in the order in which they run."""
         kind, inner = node.type, node.named_children
         if kind == "pipeline":
             return [*self._stages(inner, feed)]
@@ -117,12 +117,12 @@ class Reader(Words):
         return [*((child, feed) for child in inner), *back]
 
     def _own(self, node: Node) -> dict[str, str]:
-        """Return the variables that only this command has: `A=1 command`."""
+        """Return the variables that are set for this command only: `A=1 command`."""
         given = dict(self._assignment(c) for c in node.named_children if c.type == "variable_assignment")
         return {name: value for name, value in given.items() if name not in self.values}
 
     def command(self, node: Node, feed: Feed, depth: int = 0) -> Command:
-        """Put one simple command together."""
+        """Build one simple command."""
         found = Command(targets=list(feed.targets), stdin=list(feed.stdin), fed=feed.fed)
         for child in node.named_children:
             kind = child.type
@@ -158,11 +158,11 @@ class Reader(Words):
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         said = " ".join(self.fields(value, depth)) if value is not None else ""
         if len(said) > MOST_VALUE:
-            raise TooMuch("the value of a variable is too long to be read")
+            raise TooMuch("the value of a variable is too long to check")
         return (self.raw(name).partition("[")[0] if name is not None else "", said)
 
     def _read(self, command: Command) -> None:
-        """Set the variables of `read` to what it is fed; the last one gets the rest of each line."""
+        """Set the variables of `read` from its input; the last one gets the rest of each line."""
         names = [w for w in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", w)] or ["REPLY"]
         rows = [line.split(None, len(names) - 1) for text in command.stdin for line in text.splitlines()]
         for at, name in enumerate(names):
@@ -171,7 +171,7 @@ class Reader(Words):
     # ------------------------------------------------------------------------------------------- groups of commands
 
     def _may_repeat(self, times: int) -> bool:
-        """Return whether a loop may be walked once for each of its words, and count it."""
+        """Return whether a loop may be walked once for each of its words, and count these rounds."""
         self.rounds += times
         return times <= MOST_ROUNDS and self.rounds <= MOST_ALL_ROUNDS
 
@@ -187,7 +187,7 @@ class Reader(Words):
         return inner + [part for word in few for part in (((self.raw(variable), word), Feed()), *body)]
 
     def _stages(self, stages: list[Node], feed: Feed) -> list[tuple[Node, Feed]]:
-        """Return the stages of a pipeline; each is fed what the one before it prints."""
+        """Return the stages of a pipeline; the input of each is the output of the stage before."""
         parts = []
         fed = Feed(feed.stdin, (), feed.fed)
         for stage in stages[:-1]:
@@ -196,7 +196,7 @@ class Reader(Words):
         return [*parts, *((stage, fed.and_(Feed((), feed.targets))) for stage in stages[-1:])]
 
     def _function(self, node: Node) -> tuple[list[Part], Command]:
-        """Keep the body of a function for its calls. Return its parts, and its redirections."""
+        """Store the body of a function for its calls. Return its parts and its redirections."""
         name, body, own = node.child_by_field_name("name"), node.child_by_field_name("body"), Command()
         if name is None or body is None:
             return [(child, Feed()) for child in node.named_children], own
@@ -209,9 +209,9 @@ class Reader(Words):
         return [(body, Feed()), *later], own
 
     def _redirected(self, node: Node, feed: Feed) -> tuple[list[Part], Command]:
-        """Return the parts of a statement with redirections, and those of them that no simple command has.
+        """Return the parts of a statement with redirections, and the redirections that belong to no simple command.
 
-        The parser gives `a && b > FILE` one redirection for both, where the shell gives it to the last.
+        The parser attaches the redirection of `a && b > FILE` to both commands; the shell applies it to the last one.
         """
         if node.type == "function_definition":
             return self._function(node)
@@ -251,7 +251,7 @@ class Reader(Words):
         return [*parts, (last, inner), *later], Command(targets=[] if simple else own.targets)
 
     def _heredoc(self, node: Node, own: Command, later: list[Part]) -> list[Node]:
-        """Read a here-document into `own`. Return the commands that the statement is piped into."""
+        """Read a here-document into `own`. Return the commands that the statement pipes into."""
         piped: list[Node] = []
         for child in node.named_children:
             if child.type == "heredoc_body":
@@ -277,10 +277,10 @@ class Reader(Words):
                 found.stdin.append(self.said(child, depth))
         found.fed |= "<" in operator
 
-    # ------------------------------------------------------------------------------------------------ what is printed
+    # -------------------------------------------------------------------------------------------------------- output
 
     def _said_by(self, node: Node, feed: Feed, depth: int) -> str:
-        """Return what a statement prints."""
+        """Return the output of a statement."""
         self.deeper(depth)
         if node.type == "command":
             found = self.command(node, feed, depth + 1)
@@ -301,7 +301,7 @@ class Reader(Words):
         return self.said(node, depth, feed)
 
     def said(self, node: Node, depth: int, feed: Feed | None = None) -> str:
-        """Return what the commands below a node print."""
+        """Return the output of the commands below a node."""
         self.deeper(depth)
         known = {"command", "redirected_statement", "pipeline", "list", "subshell", "compound_statement"}
         found = []
@@ -314,7 +314,7 @@ class Reader(Words):
 
 
 def _inside(command: Node) -> list[Node]:
-    """Return the parts of a command that can contain further commands; a plain word can't."""
+    """Return the parts of a command that can contain further commands, so no plain words."""
     found = []
     for child in command.named_children:
         if child.type == "variable_assignment":

@@ -1,4 +1,4 @@
-"""Put together what a word of a shell says: quotes, variables that are known, and what a command plainly prints."""
+"""Resolve the value of a shell word: quotes, known variables, and the predictable output of commands."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _NUMBERS = frozenset({"RANDOM", "UID", "EUID", "PPID", "SECONDS", "LINENO", "HOSTNAME", "USER", "LOGNAME"})
-"""Variables that have no path."""
+"""Variables whose value is not a path."""
 MOST_STRIPPED = 500
 
 
 class Words:
-    """A parsed text, and the words in it. `values` are the variables; `broken`: the text has errors."""
+    """A parsed text and its words. `values` are the variables; `broken`: the text has syntax errors."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget) -> None:
         text = as_written(text).replace("\r\n", "\n").replace("\\\n", "").replace("\x00", "")
         self.data = text.encode("utf-8", "replace")
         if len(self.data) > MOST_BYTES:
-            raise TooMuch(f"the command is longer than {MOST_BYTES} bytes; put the text into a file")
+            raise TooMuch(f"the command is longer than {MOST_BYTES} bytes; put the text in a file")
         budget.spend(len(self.data) // 16)
         check_marks(self.data.decode("utf-8"))
         self.values, self.budget = values, budget
@@ -40,21 +40,21 @@ class Words:
         budget.spend(self.root.descendant_count // 2)
 
     def said(self, node: Node, depth: int) -> str:
-        """Return what the commands directly below a node plainly print; a reader of commands knows it."""
+        """Return the output of the commands directly below a node. `Reader` implements this."""
         raise NotImplementedError
 
     def deeper(self, depth: int) -> None:
         """Count one step at this depth. Raises TooMuch."""
         self.budget.spend()
         if depth > DEEPEST:
-            raise TooMuch("the command is nested too deep to be read")
+            raise TooMuch("the command is nested too deeply to check")
 
     def raw(self, node: Node) -> str:
-        """Return a node's text as it was written."""
+        """Return a node's source text."""
         return self._text(node.start_byte, node.end_byte)
 
     def fields(self, node: Node, depth: int = 0) -> list[str]:
-        """Return the words that one word of the text becomes: several where an unquoted variable has several."""
+        """Return the words that one word of the text expands to; an unquoted variable may expand to several."""
         self.deeper(depth)
         kind = node.type
         if kind in {"simple_expansion", "expansion", "command_substitution"}:
@@ -84,7 +84,7 @@ class Words:
         return [re.sub(r"\\(.)", r"\1", raw, flags=re.DOTALL) if kind == "word" else raw]
 
     def _double(self, node: Node, depth: int) -> str:
-        """Return what a text in double quotes says; the parser leaves out blanks beside expansions."""
+        """Return the value of a text in double quotes; the parser omits blanks next to expansions."""
         self.deeper(depth)
         found, at = [], node.start_byte
         for child in node.named_children:
@@ -101,7 +101,7 @@ class Words:
         return whole[1:-1] if len(whole) > 1 and whole[0] == whole[-1] == '"' else whole.strip('"')
 
     def _value(self, node: Node, depth: int) -> str:
-        """Return the value of `$X`, `${X:-word}` or `$(...)`; the text itself when it is not known."""
+        """Return the value of `$X`, `${X:-word}` or `$(...)`; if it is unknown, UNKNOWN and the text itself."""
         self.deeper(depth)
         raw = self.raw(node)
         if node.type == "command_substitution":
@@ -115,11 +115,11 @@ class Words:
         if node.type == "expansion" and re.match(r"\$\{\w+:?[-=]", raw) and node.named_child_count > 1:
             return " ".join(self.fields(node.named_children[-1], depth + 1))
         if name is None or name[1][0] in "@*#?$!-0123456789":
-            return raw  # what a function or a script is given is bound where it is called
+            return raw  # arguments of a function or a script are bound at its call
         return among(["*"]) if name[1] in _NUMBERS else UNKNOWN + raw
 
     def expanded(self, node: Node, depth: int = 0) -> str:
-        """Return the text of a here-document, with what its expansions say."""
+        """Return the text of a here-document with its expansions replaced by their values."""
         found, at = [], node.start_byte
         for child in node.named_children:
             if child.type in {"simple_expansion", "expansion", "command_substitution"}:
@@ -132,7 +132,7 @@ class Words:
 
 
 def _stripped(value: str, raw: str) -> str:
-    """Return a value without the prefix or the suffix that `${X#prefix}` or `${X%suffix}` takes away."""
+    """Return a value without the prefix or suffix that `${X#prefix}` or `${X%suffix}` removes."""
     found = re.fullmatch(r"\$\{\w+(%%?|##?)([^}]*)\}", raw)
     if found is None or len(value) > MOST_STRIPPED or len(found[2]) > MOST_STRIPPED:
         return value

@@ -1,4 +1,4 @@
-"""Programs that run another program, and where that one begins among their words."""
+"""Programs that run another program, and the position of that program among their words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "r
 SOURCED: Final = frozenset({"source", "."})
 CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
                "deno": "eval", "ipython": "-c", "tsx": "-e", "rscript": "-e", "julia": "-e"}  # fmt: skip
-"""By interpreter: the option that is followed by code."""
+"""Option that takes code, by interpreter."""
 KEYWORDS: Final = frozenset({"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time",
                              "coproc", "noglob", "nocorrect"})  # fmt: skip
 WRAPPERS: Final[dict[str, str]] = {
@@ -26,7 +26,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
     "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
 }  # fmt: skip
-"""Wrapper -> those of its one-letter options that take a value."""
+"""One-letter options that take a value, by wrapper."""
 RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
                             "docker", "podman", "nerdctl", "docker-compose", "op", "doppler", "infisical", "chamber",
                             "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
@@ -36,12 +36,12 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "alacritty", "foot", "wezterm", "ghostty", "tilix", "terminator", "xfce4-terminal",
                             "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
                             "faketty"})  # fmt: skip
-"""Programs with subcommands and many options, that run a program somewhere among their words."""
+"""Programs with subcommands and many options that run a program somewhere among their words."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
                           "dotool"})  # fmt: skip
-"""Programs that carry out a text in another language than the shell's, or type it."""
+"""Programs that run text in a language other than shell, or type it."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
 """Programs that run the shell text on their standard input later."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
@@ -49,22 +49,22 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
                            "--with-requirements", "--index-url", "--directory", "--env-file", "--spec"})  # fmt: skip
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
-"""Options of `find` and `fd` that a program follows."""
+"""Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
-"""Between the arguments of a function."""
+"""Separator of the arguments of a function."""
 FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
 """Programs that run a command on other machines, somewhere among their words."""
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
 REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
-"""Commands without a path, as code has them that adds it."""
+"""Commands without a path, as in code that appends the path."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
 
 
 def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
-    """Return what follows a wrapper's options, their values, and a leading duration or setting."""
+    """Return the words after a wrapper's options, their values, and a leading duration or setting."""
     i, leading = 0, name in {"timeout", "gtimeout", "flock", "chroot", "taskset", "chrt", "faketime", "dtach"}
     while i < len(words):
         word = words[i]
@@ -82,7 +82,7 @@ def inside(words: Sequence[str], valued: str, name: str) -> list[str]:
 
 
 def after_c(args: Sequence[str]) -> list[str]:
-    """Return the text after a shell's `-c`, also among other letters (`-lc`), with the words that follow as `$@`."""
+    """Return the text after a shell's `-c`, also combined as in `-lc`, with the words that follow as `$@`."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"-\w*c\w*|--command", a)), None)
     if flag is None or not (rest := args[flag + 1 :]):
         glued = (re.fullmatch(r"(?:--command=|-[a-z]*?c(?=[\s\S]*\s))([\s\S]+)", a) for a in args)
@@ -93,7 +93,7 @@ def after_c(args: Sequence[str]) -> list[str]:
 
 
 def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the commands that `xargs` or `parallel` runs with what it is fed, or with the words after `:::`."""
+    """Yield the commands that `xargs` or `parallel` runs with its input or with the words after `:::`."""
     rest = inside(words[1:], WRAPPERS[name], name)
     flags = list(words[1 : len(words) - len(rest)])
     command = rest[: rest.index(":::")] if ":::" in rest else rest
@@ -114,7 +114,7 @@ def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[
 
 
 def for_fleets(args: Sequence[str]) -> Iterator[str]:
-    """Yield what may be a command for other machines: a word that is a sentence, or the words from a program's on."""
+    """Yield possible commands for other machines: a word with spaces, or all words from a program's name onwards."""
     for i, word in enumerate(args[:80]):
         text = re.sub(r"^-{0,2}[\w-]{1,40}=\[?", "", word).strip("[]\"'")
         if " " in text:
@@ -124,13 +124,13 @@ def for_fleets(args: Sequence[str]) -> Iterator[str]:
 
 
 def after_command(args: Sequence[str]) -> list[str]:
-    """Return the text that PowerShell or cmd runs."""
+    """Return the command text that PowerShell or cmd runs."""
     flag = next((i for i, a in enumerate(args) if re.fullmatch(r"(?i)-c(?:o\w*)?|/[ck]", a)), None)
     return [] if flag is None else [" ".join(args[flag + 1 :])]
 
 
 def candidates(args: Sequence[str], known: Callable[[str], bool]) -> Iterator[list[str]]:
-    """Yield the rests of `args` that begin with a program worth a look, the first five."""
+    """Yield the first five suffixes of `args` that begin with a known program."""
     found = 0
     for i, word in enumerate(args[:80]):
         if known(word):
@@ -146,12 +146,12 @@ def language(name: str) -> str:
 
 
 def script_of(args: Sequence[str]) -> str:
-    """Return the file that an interpreter or a shell runs; empty when there is none."""
+    """Return the file that an interpreter or a shell runs; empty if none is given."""
     return next((a for a in args if not a.startswith("-")), "")
 
 
 def other_docker(args: list[str]) -> bool:
-    """Return whether Docker works on another machine."""
+    """Return whether Docker is directed to another machine."""
     for option, value in pairwise([*args, ""]):
         name, _, given = option.partition("=")
         if name in {"-H", "--host", "-c", "--context"}:

@@ -1,4 +1,4 @@
-"""Name the files that a program writes, and what it writes there."""
+"""Find the files that a program writes, and the content that it writes there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIT_WRITES: Final = frozenset({"checkout", "restore", "rm", "mv"})
 IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
 UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
 READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
-"""Programs whose `-o` names no file that they write."""
+"""Programs whose `-o` does not name an output file."""
 _OUT: Final = re.compile(r"--?(?:o|out|output|outfile|output-file|output-document)|-[a-zA-Z]*O|-[a-zA-Z]+o")
 _IN_PLACE: Final = re.compile(r"-[a-zA-Z0-9]*i.*|--in-?place.*")
 _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
@@ -27,18 +27,18 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 @dataclass(frozen=True)
 class Write:
-    """A target, and the files that are copied there. `fed`: standard input; `said`: the program's words say it."""
+    """A target and the files copied there. `fed`: its text comes from standard input; `said`: from the words."""
 
     target: str
     sources: tuple[str, ...] = ()
     fed: bool = False
     said: bool = False
     folder: bool = False
-    """Files of any name are written in this folder."""
+    """Whether the target is a folder into which files of any name are written."""
 
 
 def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
-    """Yield what a program writes besides its standard output."""
+    """Yield the writes of a program besides its standard output."""
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)
@@ -69,7 +69,7 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
 
 
 def _copied(name: str, args: Sequence[str], plain: Sequence[str]) -> Iterator[Write]:
-    """Yield the names that copies get: the last word, or the same name in the folder that the last word is."""
+    """Yield the targets of copies: the last word as a file, or each source's name in the last word as a folder."""
     sources, target = list(plain[:-1]), plain[-1] if plain else ""
     for option, value in pairwise([*args, ""]):
         key, _, given = option.partition("=")

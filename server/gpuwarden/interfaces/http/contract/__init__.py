@@ -1,4 +1,4 @@
-"""The API that trainers post metrics and alerts to, deployments, and the events that follow a job."""
+"""The API for metrics and alerts of trainers, for deployments, and for the events of a job."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""GET /api/jobs/{job}/events: what happens to a job, as server-sent events, and as a WebSocket at the same path.
+"""GET /api/jobs/{job}/events: the events of a job as server-sent events, and as a WebSocket at the same path.
 
 Both send the same JSON objects. `type` is `state` at first, then `event` (of the ledger), `alert`, or `metrics` (the
-newest point of each metric that changed). An `id` can be sent back as `Last-Event-ID`, or as `?after=`, to go on from
-there.
+newest point of each metric that changed). To continue after an event, send its `id` as `Last-Event-ID` or as `?after=`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from gpuwarden.interfaces.http.contract.live import EVERY_S, Json, Live, Place, 
 from gpuwarden.interfaces.http.serving import Serving
 
 ALIVE_S: Final = 15.0
-"""Seconds of silence after which a comment shows that the stream lives."""
+"""Seconds without an event after which a comment keeps the stream alive."""
 SEND_S: Final = 30.0
-"""Seconds that a client of a WebSocket may take to read one message."""
+"""The most seconds that a client of a WebSocket may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"
 
 
@@ -41,7 +40,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         return StreamingResponse(_lines(live, job_id, _since(request), who), media_type="text/event-stream")
 
     async def socket(websocket: WebSocket) -> None:
-        """Follow a job by a WebSocket. What a client sends is ignored."""
+        """Follow a job by a WebSocket. Messages of the client are ignored."""
         try:
             who = principal_of(websocket).id
             with live.following(websocket.path_params["job"], _since(websocket), who) as one:
@@ -63,7 +62,7 @@ def _since(connection: HTTPConnection) -> Place | None:
 
 
 async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") -> AsyncIterator[str]:
-    """Yield events as they come, at most once in a quarter of a second. The subscription ends with the stream."""
+    """Yield new events, at most four times a second. The subscription ends with the stream."""
     with live.following(job_id, since, who) as one:
         yield "retry: 2000\n\n"
         while True:
@@ -75,7 +74,7 @@ async def _lines(live: Live, job_id: str, since: Place | None, who: str = "") ->
 
 
 def _sse(event: Json) -> str:
-    """Return one event. JSON escapes line ends, so that a text can't begin another event."""
+    """Return one event. JSON escapes line breaks, so a text can't start another event."""
     mark = f"id: {event['id']}\n" if "id" in event else ""
     return f"{mark}event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 

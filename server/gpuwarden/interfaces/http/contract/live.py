@@ -1,8 +1,8 @@
-"""Follow jobs: moves and alerts of the ledger, points and alerts of the metric store, at most four times a second.
+"""Follow jobs: events of the ledger, points and alerts of the metric store, at most four times a second.
 
-One task looks for all subscribers, whoever wrote: this process, the watch, a command. A subscriber that does not read
-keeps a bounded amount: of a metric only the newest point, and so many events. Further events stay where they are stored
-until it reads on, so that none is lost to a slow line.
+One task polls for all subscribers and finds the writes of every process: this one, the watch, a command. The queue of
+a slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
+until it reads on, so a slow connection loses none.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpuwarden.metrics.store import Point
 logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 MAX_WAITING: Final = 256
-"""Events that wait for one subscriber."""
+"""The most queued events of one subscriber."""
 MAX_SUBSCRIBERS: Final = 200
 MAX_EACH: Final = 50
-"""Streams of one token or session, so that none takes those of the others."""
+"""The most streams of one token or session, so that it can't exhaust those of others."""
 Json = dict[str, Any]
 
 
 @dataclass
 class Place:
-    """How far a subscriber is: in the ledger, and in the alerts of the store."""
+    """Position of a subscriber in the ledger and in the alerts of the store."""
 
     seq: int = 0
     alert: int = 0
@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place | None:
-        """Return the place that a client was told; None for any other text."""
+        """Return the place that a client sends back; None for any other text."""
         seq, dot, alert = text.partition(".")
         if dot and all(part.isascii() and part.isdigit() and len(part) < 16 for part in (seq, alert)):
             return cls(int(seq), int(alert))
@@ -63,12 +63,12 @@ class Subscriber:
     points: dict[str, Json] = field(default_factory=dict)
     sent: dict[str, Point] = field(default_factory=dict)
     behind: bool = False
-    """More events may be stored than there was room for."""
+    """Whether storage may have more events than the queue had room for."""
     some: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def room(self) -> int:
-        """Return how many further events may wait."""
+        """Return the number of further events that the queue can take."""
         return MAX_WAITING - len(self.events)
 
     def put(self, event: Json) -> None:
@@ -78,7 +78,7 @@ class Subscriber:
         self.some.set()
 
     def show(self, latest: dict[str, Point]) -> None:
-        """Queue the points that are news."""
+        """Queue the points that changed."""
         for name, point in latest.items():
             if self.sent.get(name) != point:
                 self.points[named(name)] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
@@ -87,7 +87,7 @@ class Subscriber:
             self.some.set()
 
     async def take(self) -> list[Json]:
-        """Wait for news and return all of it."""
+        """Wait for new events and points, and return all of them."""
         await self.some.wait()
         self.some = anyio.Event()
         news = self.events
@@ -105,25 +105,25 @@ class Live:
         self._subscribers: list[Subscriber] = []
         self._wanted = anyio.Event()
         self._seen = (-1, -1)
-        """The ledger's last event and the store's version at the last look."""
+        """The ledger's last event and the store's version at the last poll."""
 
     def admit(self, job_id: str, who: str = "") -> JobRecord:
-        """Return the job to follow. Raises NotFound, and NoCapacity where too many follow already, or the same one."""
+        """Return the job to follow. Raises NotFound, or NoCapacity if too many streams are open in all or for `who`."""
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
-            raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are open already", "Close one, then try again.")
+            raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are already open", "Close one, then retry.")
         if sum(one.who == who for one in self._subscribers) >= MAX_EACH:
-            raise NoCapacity(f"{MAX_EACH} streams of this token are open already", "Close one, then try again.")
+            raise NoCapacity(f"{MAX_EACH} streams of this token are already open", "Close one, then retry.")
         return read_job(self.ctx.ledger, job_id)
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job: its present state first, then the news. `since` replays the events after a place.
+        """Subscribe to a job: its present state first, then changes. `since` replays the events after a place.
 
         Raises as `admit` does.
         """
         job = self.admit(job_id, who)
         present = Place(self.ctx.ledger.last_seq(), self.ctx.metrics.last_alert(job_id))
-        # A place beyond the end is of another ledger; what follows it would reach nobody.
+        # A place beyond the end comes from another ledger; waiting for it would skip new events.
         since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
         one = Subscriber(job_id, since, who)
         one.put({"type": "state", "state": str(job.state), "at": job.since, "why": named(job.why, 300)})
@@ -137,7 +137,7 @@ class Live:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look for news while somebody follows."""
+        """Poll for changes inside this block while there are subscribers."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             try:
@@ -152,12 +152,12 @@ class Live:
                 await self._wanted.wait()
             try:
                 await self.look()
-            except WardenError as error:  # a disk that fails for a moment ends no stream
+            except WardenError as error:  # a temporary disk failure does not end the streams
                 logger.warning("events could not be read: %s", error.message)
             await anyio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Look once, and queue what is new for each subscriber, as far as it has room."""
+        """Poll once, and queue the changes for each subscriber, as far as it has room."""
         seen = self.ctx.ledger.last_seq(), await to_thread.run_sync(self.ctx.metrics.version)
         moved, stored = seen[0] != self._seen[0], seen[1] != self._seen[1]
         self._seen = seen
@@ -184,5 +184,5 @@ class Live:
 
 
 def plain_number(value: float) -> float | str:
-    """Return a number as JSON has it; `nan`, `inf` or `-inf` for one that JSON lacks."""
+    """Return a finite number unchanged; otherwise `nan`, `inf` or `-inf` as text, which JSON numbers lack."""
     return value if math.isfinite(value) else str(value)

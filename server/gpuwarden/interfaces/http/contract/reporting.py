@@ -1,7 +1,7 @@
-"""POST /api/training/local/metrics and POST /api/alerts/trigger: what jobs report of themselves.
+"""POST /api/training/local/metrics and POST /api/alerts/trigger: reports of jobs.
 
-An answer is sent after the commit, so that a post that was answered is kept. A repeated post is answered in the same
-way and changes nothing. The job is the one whose key was presented; a body that names another is refused.
+The answer is sent after the commit, so an answered post is stored. A repeated post gets the same answer and changes
+nothing. The key identifies the job; a body that names another job is refused.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ from gpuwarden.metrics.points import (
 
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
-"""How long after its end a job may still report: its spool may have waited for a broken line."""
+"""Seconds after its end in which a job may still report, as its spool may have waited for a lost connection."""
 LOOK_S: Final = 60.0
-"""Seconds between two looks at whether a job may still report."""
+"""Seconds between two checks whether a job may still report."""
 LARGE: Final = 64 << 10
-"""Bytes of a post from which on it is parsed in a thread, so that nobody else waits for it."""
+"""Bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000
 SHOWN: Final = 20
-"""Values left out that one answer names."""
+"""The most ignored values that one answer names."""
 WORDS: Final = {
     Problem.NO_OBJECT: "it is not a JSON object",
     Problem.NO_JOB: "it names no job",
-    Problem.NO_POINTS: "there is no list of points",
-    Problem.TOO_MANY_POINTS: "it has more points than one post may have",
-    Problem.BAD_STEP: "it is not a whole number from 0",
+    Problem.NO_POINTS: "it has no list of points",
+    Problem.TOO_MANY_POINTS: "it exceeds the number of points per post",
+    Problem.BAD_STEP: "it is not a whole number of 0 or more",
     Problem.BAD_TIME: "it is neither an ISO 8601 time nor seconds since 1970",
     Problem.UNPLACED: "it has neither a step nor a timestamp",
-    Problem.BAD_TYPE: "it is none of the six types of alerts",
+    Problem.BAD_TYPE: "it is not one of the six alert types",
 }
 
 
 class Reporters:
-    """The jobs that may report, each with the names that it may call itself by. Looked up once a minute."""
+    """The jobs that may report, each with its accepted names. Cached for a minute."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
 
     def names(self, job_id: str) -> frozenset[str]:
-        """Return the names of a job. Raises AuthFailed for one that is unknown here, or ended long ago."""
+        """Return the names of a job. Raises AuthFailed if it is unknown here or ended more than LATE_S ago."""
         now = self.ctx.clock.now()
         looked_at, names = self._known.get(job_id, (0.0, frozenset()))
         if not 0 <= now - looked_at < LOOK_S:
             try:
                 job = read_job(self.ctx.ledger, job_id)
             except NotFound:
-                raise AuthFailed("the key is of a job that this ledger does not have") from None
+                raise AuthFailed("the key belongs to a job that this ledger does not have") from None
             if job.state in TERMINAL_JOBS and now - job.since > LATE_S:
                 raise AuthFailed("the key has expired: its job ended long ago")
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            # A serverless platform may set JOB_ID itself; its id of the job is the end of the handle's path.
+            # A serverless platform may set JOB_ID itself; its own id of the job is the last part of the handle's path.
             theirs = job.handle.run_dir.rpartition("/")[2] if job.handle else None
             names = frozenset(filter(None, (job_id, job.spec.env.get("JOB_ID"), theirs)))
             self._known[job_id] = now if job.handle or job.state in TERMINAL_JOBS else 0.0, names
@@ -88,7 +88,7 @@ class Reporters:
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return both routes, whose posts are committed together."""
+    """Return both routes. Their posts are committed in common batches."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
     batches = Batches(ctx.metrics)
 
@@ -132,7 +132,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _own(request: Request, reporters: Reporters) -> tuple[str, dict[str, Any], bool]:
-    """Return the sender, its post, and whether that is large. Raises Malformed, Refused for a post of another job."""
+    """Return the sender, its post, and whether the post is large. Raises Malformed; Refused for another job's post."""
     sender = principal_of(request).job_id or ""
     names = reporters.names(sender)
     raw = await request.body()
@@ -142,13 +142,13 @@ async def _own(request: Request, reporters: Reporters) -> tuple[str, dict[str, A
     except (ValueError, RecursionError):
         raise Malformed(Problem.NO_OBJECT, "body") from None
     if job_of(body) not in names:
-        raise Refused("a job reports only of itself, and the post names another job")
+        raise Refused("the post names another job than its key")
     return sender, body, large
 
 
 def _refused(wrong: Malformed) -> Response:
-    """Return 422, with the part at fault and its code."""
-    error = BadRequest(f"{wrong.field}: {WORDS[wrong.problem]}; nothing of this post was stored")
+    """Return a 422 answer with the invalid field and the problem's code."""
+    error = BadRequest(f"{wrong.field}: {WORDS[wrong.problem]}; the post was not stored")
     answer: dict[str, Any] = json.loads(bytes(error_answer(error).body))
     return _answer({**answer, "field": wrong.field, "problem": wrong.problem}, 422)
 

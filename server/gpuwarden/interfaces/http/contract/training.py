@@ -1,4 +1,4 @@
-"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status: the same gates as every other interface."""
+"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status, with the gates of every other interface."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from gpuwarden.lifecycle.submission.submit import submit
 CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 LOG_BYTES: Final = 2_000
 FIRST_LOOK_S: Final = 30.0
-"""Seconds that a job waits for the first look at itself."""
+"""Seconds that a job's own status request waits for the first poll of the job."""
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # A job that asks all the time would keep its lock from the watch.
+    # A job that requests its status continuously would otherwise keep its lock from the watch.
     looks = Looks(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:
-        """Check a job and launch it: without a receipt a rented platform answers findings, price and a receipt.
+        """Check a job and launch it. On a rented platform a call without a receipt returns findings, price and receipt.
 
-        The body has the arguments of submit_job but for the platform, which is in the path.
+        The body has the arguments of submit_job except the platform, which is in the path.
         """
         given = await _object(request)
         receipt, dry_run = given.pop("receipt", None), given.pop("dry_run", False)
         if not isinstance(dry_run, bool) or not isinstance(receipt, str | None):
-            raise BadRequest("dry_run is true or false, and receipt is a text")
+            raise BadRequest("dry_run is not a boolean, or receipt is not a string")
         if given.setdefault("platform", request.path_params["platform"]) != request.path_params["platform"]:
-            raise BadRequest("the body names another platform than the address")
+            raise BadRequest("the platform in the body differs from the platform in the path")
         found = await submit(ctx, build(JobSpec, given), dry_run=dry_run, receipt=receipt or None)
         return _reply(results.submitted(found), 202 if found.job is not None else 200)
 
     async def status(request: Request) -> Response:
-        """Return a job's state, step, metrics, meter and the end of its log. A job may ask for its own."""
+        """Return a job's state, step, metrics, billing and the end of its log. A job may request its own status."""
         job_id, sender = request.path_params["job"], principal_of(request)
         if sender.kind == "job":
             if sender.job_id != job_id:
-                raise Refused("a job may ask for its own status only")
+                raise Refused("a job may request only its own status")
             reporters.names(job_id)  # raises for a key that has expired
             look = looks.job(job_id)
             found = await look.newest(FIRST_LOOK_S)
             if found is None:
-                raise look.error or NoCapacity("the job is still being looked at", "Ask again in a few seconds.")
+                raise look.error or NoCapacity("the first poll of the job is still running", "Retry in a few seconds.")
         else:
             found = await check(ctx, job_id, limit=LOG_BYTES)
         return _reply(results.checked(found, ctx.hidden(found.texts, found.job.spec.secrets)))
@@ -71,7 +71,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """Return the request's body. Raises BadRequest for anything but a JSON object."""
+    """Return the request's body. Raises BadRequest unless it is a JSON object."""
     try:
         body = json.loads(await request.body())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The page: what runs, waits for a person and bills, rendered here and kept current in place by small scripts."""
+"""The page: running jobs, open questions and billing, rendered here and updated in place by small scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuwarden.interfaces.http.serving import Serving
 
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return the routes of the page."""
-    # Templates are loaded only to be served.
+    # Import Jinja and the templates only if the page is served.
     from gpuwarden.interfaces.http.pages.approving import approving_routes
     from gpuwarden.interfaces.http.pages.reading import reading_routes
 

@@ -1,7 +1,7 @@
-"""Routes with which a person approves on the page: the facts as at a terminal, by a passkey or a code of a terminal.
+"""Routes for approvals on the page: the same facts as on a terminal, confirmed by a passkey or a terminal's code.
 
-Only a browser session reaches them, from a page of this server. A session alone approves nothing, and a token reaches
-nothing here. The signature covers the digest of the facts that were shown; every challenge works once.
+Only a browser session can call them, from a page of this server. A session alone can't approve, and tokens have no
+access. The signature covers the digest of the facts that were shown; every challenge works once.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from gpuwarden.lifecycle.teardown.passkeys import allowed, passkeys, record_use,
 from gpuwarden.people import acting_as, person_of
 
 CHANNEL: Final = "page"
-SUBMIT_AGAIN: Final = "Approved. The job is launched when it is submitted again."
-LAUNCHED: Final = "Approved. The job is launched at the next look at it."
+SUBMIT_AGAIN: Final = "Approved. Submit the job again to launch it."
+LAUNCHED: Final = "Approved. The job is launched at its next check."
 
 
 def approving_routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes; only a browser session reaches them."""
+    """Return the routes. Only browser sessions have access."""
     pages = ApprovalPages(serving)
     session: tuple[Kind, ...] = ("session",)
     found = [
@@ -74,9 +74,9 @@ def approving_routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request. A form of another page can't send this type."""
+    """Return the JSON object of a request. A form on another page can't send this content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise BadRequest("the body is not application/json")
+        raise BadRequest("the content type is not application/json")
     try:
         found = json.loads(await request.body())
     except (ValueError, RecursionError):
@@ -87,14 +87,14 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 class ApprovalPages:
-    """The pages of one server on which a person decides."""
+    """The approval and passkey pages of one server."""
 
     def __init__(self, serving: Serving) -> None:
         self.ctx, self.settings = serving.ctx, serving.settings
         self.challenges = Challenges(serving.ctx)
 
     async def question(self, request: Request) -> Response:
-        """GET the facts that a person is asked about."""
+        """GET the page with the facts to approve."""
         ticket = request.path_params["ticket"]
         view = clean(self.ctx, await self._facts(ticket))
         site = self.settings.local_url if request.url.hostname in {"127.0.0.1", "::1"} else ""
@@ -138,49 +138,49 @@ class ApprovalPages:
         }
 
     async def challenge(self, request: Request) -> Response:
-        """POST the digest of the facts that are shown; the answer is what a passkey has to sign."""
+        """POST the digest of the shown facts; the answer has the challenge that a passkey has to sign."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if CHANNEL not in self.ctx.policy.approval.channels:
-            raise Refused("the policy takes no approval on the page", approval(ticket))
+            raise Refused("the policy does not allow approval on the page", approval(ticket))
         site = Site.of(request.headers.get("origin", ""), self.settings)
         known = [one for one in passkeys(self.ctx) if one.site == site.host]
         if not known:
-            raise Refused("no passkey is registered here", "A person registers one: gpuwarden passkey add NAME.")
+            raise Refused("no passkey is registered here", "Register one on a terminal: gpuwarden passkey add NAME.")
         facts = await self._facts(ticket)
         if not facts["open"]:
-            raise Conflict("this was answered before: nothing is left to approve")
+            raise Conflict("this request was already answered")
         if not facts["digest"] or body.get("digest") != facts["digest"]:
             raise Refused("the facts changed since they were shown", AGAIN)
         made = self.challenges.make(principal_of(request).id, ticket, facts["digest"])
         return JSONResponse({"ok": True, "options": approval_options(site, made, known)})
 
     async def code(self, request: Request) -> Response:
-        """POST the code that a terminal showed for this page, with the digest of the facts: approve them, once."""
+        """POST the terminal's code for this page, with the digest of the facts: approve them, once."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if not takes_codes(self.ctx):
-            raise Refused("the policy takes no code on the page", approval(ticket))
+            raise Refused("the policy does not allow codes on the page", approval(ticket))
         facts = await self._facts(ticket)
         if not facts["open"] or facts["blocked"]:
-            raise Conflict("there is nothing here that a code approves")
+            raise Conflict("this request can't be approved by a code")
         if not facts["digest"] or body.get("digest") != facts["digest"]:
             raise Refused("the facts changed since they were shown", AGAIN)
         session, code = principal_of(request).id, str(body.get("code", ""))[:100]
         made = await use_code(self.ctx, ticket, facts["digest"], session, code)
-        with acting_as(person_of(made.actor)):  # who said yes at the terminal
+        with acting_as(person_of(made.actor)):  # the user who approved on the terminal
             return await self._approved(ticket, facts["digest"], f"one-time code of {made.data.by}")
 
     async def answer(self, request: Request) -> Response:
-        """POST the signature: approve exactly the facts that it covers, once."""
+        """POST the signature: approve the facts that it covers, once."""
         body, ticket = await _body(request), request.path_params["ticket"]
         site = Site.of(request.headers.get("origin", ""), self.settings)
         made = self.challenges.take(principal_of(request).id, ticket)
         passkey, count = signed_by(site, made, body.get("credential"), passkeys(self.ctx))
-        with acting_as(passkey.person):  # whoever opened the page, its passkey's owner approves
+        with acting_as(passkey.person):  # the passkey's owner approves, regardless of the session's user
             record_use(self.ctx, passkey, made.digest, count)
             return await self._approved(ticket, made.digest, f"passkey {passkey.name}")
 
     async def _approved(self, ticket: str, seen: str, by: str) -> Response:
-        """Record a person's yes to exactly the facts with digest `seen`. Raises Refused or Conflict."""
+        """Record the approval of the facts with digest `seen`. Raises Refused or Conflict."""
         if not ticket.startswith("r"):
             found = await approve(self.ctx, ticket, seen, channel=CHANNEL, by=by)
             message = results.torn_down(found).message
@@ -193,14 +193,14 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "message": LAUNCHED if issued.data.job else SUBMIT_AGAIN})
 
     async def state(self, request: Request) -> Response:
-        """GET how far an approved end is; each call takes it one step further, as waiting at a terminal does."""
+        """GET the progress of an approved teardown. Each call advances it one step, as waiting on a terminal does."""
         found = await proceed(self.ctx, request.path_params["ticket"])
         message = shown(results.torn_down(found).message)
         under_way = found.record.state in {Teardown.APPROVED, Teardown.EXECUTING}
         return JSONResponse(clean(self.ctx, {"ok": True, "message": message, "under_way": under_way}))
 
     async def passkeys(self, _request: Request) -> Response:
-        """GET the registered passkeys, and the form for a code of the terminal."""
+        """GET the page with the registered passkeys and the form for a terminal's code."""
         rows = [
             {"name": one.name, "site": one.site, "since": local(one.registered_at, "%Y-%m-%d %H:%M")}
             for one in passkeys(self.ctx)
@@ -208,7 +208,7 @@ class ApprovalPages:
         return page("passkeys.html", {"passkeys": rows}, here="")
 
     async def new_challenge(self, request: Request) -> Response:
-        """POST the code that a terminal showed; the answer is what a browser needs to make a passkey."""
+        """POST the terminal's code; the answer has the options with which a browser creates a passkey."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])
@@ -218,11 +218,11 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "options": registration_options(site, name, made, known)})
 
     async def new_answer(self, request: Request) -> Response:
-        """POST the passkey that was made, with the code again: it is registered, once."""
+        """POST the new passkey with the same code: register it, once."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])
         made = self.challenges.take(principal_of(request).id, permit.subject)
         register(self.ctx, permit, registered(site, made, body.get("credential")))
         name = permit.subject.removeprefix("passkey/")
-        return JSONResponse({"ok": True, "message": f"The passkey {name} approves from now on."})
+        return JSONResponse({"ok": True, "message": f"The passkey {name} can approve from now on."})

@@ -1,8 +1,8 @@
-"""Cards: one job, or every machine, as a client draws them inside a conversation (MCP Apps, SEP-1865).
+"""Cards of one job or of all machines, which a client shows inside a conversation (MCP Apps, SEP-1865).
 
-A card is one document without a job's data, made from the page's own templates, with its style and its scripts inside.
-The answer of a tool brings the view that the script writes into it, as text. A card can read nothing else and ask for
-nothing: it has no connection, no form and no link, and its script calls no tool.
+A card is a document without data, made from the page's templates, with inline style and scripts. The answer of a tool
+contains the view, which the script writes into the document as text. A card can't load or request anything else: it
+has no connection, form or link, and its script calls no tool.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ SCRIPTS: Final = ("view.js", "card.js")
 WIDTH: Final = 320.0
 HEIGHT: Final = 96.0
 EDGE: Final = 3.0
-"""Units of the drawing that a line keeps from its upper and lower edge."""
+"""Distance between a line and the upper and lower edge, in units of the drawing."""
 POINTS: Final = 240
 FEW_POINTS: Final = 60
-"""Points of a curve in a list."""
+"""The most points of a curve in a list."""
 ROWS: Final = 20
-"""Entries of a list on a card."""
+"""The most entries of a list on a card."""
 FOLLOWED: Final = 8
-"""Machines of a list whose job is shown with its curve and its evidence."""
+"""The most machines of a list that show their job's curve and evidence."""
 TEXT: Final = 400
-"""Characters of one text on a card: a path, a name or a reason may be as long as its writer liked."""
+"""The most characters of one text on a card, such as a path, a name or a reason of any length."""
 FIELDS: Final = {
     "texts": (
         "state",
@@ -71,12 +71,12 @@ FIELDS: Final = {
     "meters": ("cost",),
     "lists": ("rungs", "alerts", "diagnoses", "steps", "clocks", "kept"),
 }
-"""Parts of the page of a job that its card has room for."""
+"""Parts of a job's page that its card shows."""
 
 
 @cache
 def document(kind: Kind) -> str:
-    """Return the HTML of a card, under a policy that runs its own script and loads nothing."""
+    """Return the HTML of a card. Its policy allows only its own script and style, and loads nothing."""
     read = {name: files()[name][0].decode() for name in (*STYLES, *SCRIPTS)}
     style, script = ("\n".join(read[name] for name in names) for names in (STYLES, SCRIPTS))
     policy = (
@@ -90,7 +90,7 @@ def document(kind: Kind) -> str:
         "lists": defaultdict(tuple),
         "meters": defaultdict(lambda: {"amount": None, "rate": 0.0}),
     }
-    # Files of this package, which the policy pins by their digests.
+    # Trusted files of this package, which the policy pins by their digests.
     inside = {"style": Markup(style), "script": Markup(script)}  # noqa: S704
     return environment().get_template(f"card_{kind}.html").render(view=empty, kind=kind, policy=policy, **inside)
 
@@ -100,20 +100,20 @@ def _digest(text: str) -> str:
 
 
 async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
-    """Return the view of the card for what a tool saw."""
+    """Return the view of the card for the result of a tool."""
     view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
-    view = clean(ctx, view)  # before texts are cut: half a secret is not found
+    view = clean(ctx, view)  # before texts are cut, as a partial secret would not be found
     view["texts"] = _short(view["texts"])
     view["lists"] = {name: [_short(row) for row in rows[:ROWS]] for name, rows in view["lists"].items()}
     return {**view, "at": ctx.clock.now()}
 
 
 async def job_card(ctx: Context, seen: Checked) -> View:
-    """Return the view of one job that was just looked at."""
+    """Return the view of a job that was just polled."""
     page = job_view(ctx, seen.job.id, seen, None)
     view: View = {part: {name: page[part][name] for name in names} for part, names in FIELDS.items()}
     metric, curve = await anyio.to_thread.run_sync(_first_curve, ctx, seen.job.id, seen, POINTS)
-    view["texts"] |= {"id": seen.job.id, "looked": f"seen {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}"}
+    view["texts"] |= {"id": seen.job.id, "looked": f"updated {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}"}
     view["texts"] |= curve_texts(metric, curve)
     view["flags"]["curve"] = bool(curve.x)
     view["lines"] = {"curve": curve_line(curve), "odd": odd_line(curve)}
@@ -121,7 +121,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
-    """Return the view of every machine. The meter counts what bills, or may."""
+    """Return the view of all machines. The meter counts the machines that bill or may bill."""
     reply = warned(reply.model_copy(), notices(ctx), in_commands)
     rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
@@ -137,7 +137,7 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
             "rate": usd_per_hour(rate) if billing else "",
             "hidden": f"without {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
             "over": f"and {counted(over, 'machine')} more" if over > 0 else "",
-            "looked": f"seen {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
+            "looked": f"updated {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
         },
         "meters": {"total": {"amount": sum(row.cost_usd or 0.0 for row in billing), "rate": rate}},
         "lists": {
@@ -151,7 +151,7 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
 
 
 def _short(row: Row) -> Row:
-    """Return a row with bounded texts, without its path and lines of a log: a card is not a page of the server."""
+    """Return a row with bounded texts, without links and log lines: a card is not a page of the server."""
     left_out = {"href", "lines"}
     return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
 
@@ -189,14 +189,14 @@ def _progress(ctx: Context, job_id: str) -> Row:
 
 
 def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -> tuple[str, Curve]:
-    """Return the metric that people look at first, and its curve."""
+    """Return the first metric and its curve."""
     names = names_of(ctx.metrics, job_id, seen)
     metric = names[0] if names else ""
     return metric, curve_of(ctx.metrics, job_id, metric, seen, points=points)
 
 
 def curve_texts(metric: str, curve: Curve) -> Row:
-    """Return a curve in words: where it begins and ends, its lowest and highest value, and what is not in it."""
+    """Return a curve in words: its first and last value, its range, and the number of non-finite values."""
     if not curve.values:
         return dict.fromkeys(("metric", "curve", "high", "low", "odd"), "")
     first, last, low, high = curve.values[0], curve.values[-1], min(curve.values), max(curve.values)
@@ -211,7 +211,7 @@ def curve_texts(metric: str, curve: Curve) -> Row:
 
 
 def curve_line(curve: Curve) -> str:
-    """Return a curve as the moves and lines of a drawing. A value that is not finite is a gap."""
+    """Return a curve as an SVG path of moves and lines. A non-finite value is a gap."""
     points: list[tuple[float, float | None]] = [*zip(curve.x, curve.values, strict=True)]
     points += [(mark.x, None) for mark in curve.markers]
     low, high = min(curve.values, default=0.0), max(curve.values, default=0.0)
@@ -220,14 +220,14 @@ def curve_line(curve: Curve) -> str:
     for x, y in sorted(points, key=lambda point: point[0]):
         if y is not None:
             place = f"{_across(curve, x):.1f} {EDGE + (high - y) * scale:.1f}"
-            # A line of no length is a dot, where a value has no neighbor.
+            # A line of zero length draws a dot for a value without a neighbor.
             parts.append(f"L{place}" if open_ else f"M{place}L{place}")
         open_ = y is not None
     return "".join(parts)
 
 
 def odd_line(curve: Curve) -> str:
-    """Return a short mark at the bottom for each place of a value that is not finite."""
+    """Return an SVG path with a short mark at the bottom for each non-finite value."""
     places = sorted({round(_across(curve, mark.x), 1) for mark in curve.markers if curve.x})
     return "".join(f"M{x} {HEIGHT:.0f}L{x} {HEIGHT - 12:.0f}" for x in places)
 

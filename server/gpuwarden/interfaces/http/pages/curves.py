@@ -1,7 +1,7 @@
-"""Curves of a job's metrics as the page draws them: at most a few thousand points, and what is not finite apart.
+"""Curves of a job's metrics for the page: at most a few thousand points, and non-finite values separately.
 
-The points are those that the job posted, from the store of metrics. Of a job that posted none, the few points of the
-loss that its runner keeps are drawn instead.
+The points come from the metric store, to which the job posts them. If a job posted none, the few points of the loss
+that its runner keeps are used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuwarden.metrics.store import Curve, MetricStore
 
 LOSS: Final = "loss"
 POINTS: Final = 2_000
-"""Points of one curve, two for each pixel of a wide screen."""
+"""The most points of one curve: two for each pixel of a wide screen."""
 FIRST: Final = ("loss", "train/loss", "train_loss", "eval_loss", "val_loss")
-"""Metrics that people look at first."""
+"""Metrics that are listed first, in this order."""
 
 
 class Curves:
@@ -30,7 +30,7 @@ class Curves:
 
     @cached_property
     def store(self) -> MetricStore:
-        """Return the store of metrics, opened at the first use."""
+        """Return the metric store, opened on first use."""
         return MetricStore(self.looks.ctx.home)
 
     def names(self, job_id: str) -> list[str]:
@@ -38,7 +38,7 @@ class Curves:
         return names_of(self.store, job_id, self.looks.job(job_id).value)
 
     def view(self, job_id: str, name: str, metric: str, between: tuple[float, float] | None) -> View:
-        """Return one curve, or a part of it. A point that stands for a value that is not finite is a gap."""
+        """Return one curve, or a part of it. A non-finite value is a gap."""
         curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, between=between)
         points: list[tuple[float, float | None]] = [*zip(curve.x, curve.values, strict=True)]
         points += [(mark.x, None) for mark in curve.markers]
@@ -57,7 +57,7 @@ class Curves:
 
 
 def names_of(store: MetricStore, job_id: str, seen: Checked | None) -> list[str]:
-    """Return the metrics of a job that have a curve, the loss first. `seen` is the last look at the job."""
+    """Return the metrics of a job that have a curve, the loss first. `seen` is the last poll of the job."""
     found = set(store.latest(job_id)) or ({LOSS} if _observed(seen) else set())
     return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
 
@@ -71,7 +71,7 @@ def curve_of(
     points: int = POINTS,
     between: tuple[float, float] | None = None,
 ) -> Curve:
-    """Return one curve in at most so many points, or its part between two places."""
+    """Return one curve in at most `points` points, or its part between two places."""
     curve = store.downsampled(job_id, metric, points, between)
     if curve.total or metric != LOSS:
         return curve

@@ -1,8 +1,8 @@
-"""Streams that keep open pages current: the whole view of a page, each time that it differs from the one before.
+"""Streams that update open pages: the full view of a page, whenever it differs from the one before.
 
-One task makes the views, a view once for all windows of a page: soon after the ledger or the store of metrics has
-something new, and every few seconds for what nobody records, such as a log. A window that reads slowly misses views and
-never falls behind, since no view waits in a queue. Without windows nothing is made.
+One task builds each view once for all windows of a page: soon after a change of the ledger or the metric store, and
+every few seconds for data that is not recorded there, such as a log. A slow window skips views but never falls behind,
+since views are not queued. Without open windows no view is built.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from gpuwarden.lifecycle.context import Context
 
 logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.5
-"""Seconds between two looks at whether anything was recorded."""
+"""Seconds between two checks for new records."""
 SOONEST_S: Final = 2.0
-"""Seconds between two views of a page, however much is recorded."""
+"""Minimum seconds between two views of a page."""
 DUE_S: Final = 4.0
-"""Seconds after which a view is made again where nothing was recorded."""
+"""Seconds after which a view is rebuilt without new records."""
 ALIVE_S: Final = 15.0
-"""Seconds after which a view is sent again although it is the same: so a dead connection is noticed."""
+"""Seconds after which an unchanged view is sent again, to detect a dead connection."""
 SHARE: Final = 4.0
-"""Making views pauses for so many times as long as it took."""
+"""After building views, the task pauses for this many times the time that it took."""
 MAX_STREAMS: Final = 200
-"""Streams of all pages, a part of the connections that the server takes. A page without one asks again and again."""
+"""The most streams of all pages, a part of the server's connections. A page without a stream polls instead."""
 MAX_EACH: Final = 20
-"""Streams of one session or token, so that none takes those of the others."""
+"""The most streams of one session or token, so that it can't exhaust those of others."""
 
 
 @dataclass
 class Board:
-    """One page that somebody looks at: its latest view, and who waits for the next one."""
+    """One open page: its latest view, and the event on which its readers wait."""
 
     make: Callable[[], Awaitable[View]]
     readers: int = 0
@@ -56,7 +56,7 @@ class Board:
     changed: anyio.Event = field(default_factory=anyio.Event)
 
     def put(self, view: View) -> None:
-        """Keep a view, and wake readers unless it only differs in what a meter or a clock counts."""
+        """Store a view. Wake readers unless only the values of meters and clocks differ."""
         rates = {name: meter["rate"] for name, meter in view.get("meters", {}).items()}
         texts = {name: text for name, text in view.get("texts", {}).items() if name != "updated"}
         self.text = json.dumps(view, allow_nan=False)
@@ -85,18 +85,18 @@ class Following:
         self._readers: Counter[str] = Counter()
         self._wanted = anyio.Event()
         self._seen = (-1, -1)
-        """The ledger's last event and the version of the store of metrics at the last look."""
+        """The ledger's last event and the metric store's version at the last check."""
 
     def stream(self, request: Request, make: Callable[[], Awaitable[View]]) -> Response:
-        """Return the stream of the page that a request is about. Raises NoCapacity where too many are open."""
+        """Return the stream of the requested page. Raises NoCapacity if too many are open."""
         who = principal_of(request).id
         if self._full(who):
-            raise NoCapacity("too many pages are followed already", "Close some of them.")
+            raise NoCapacity("too many pages are open", "Close some of them, then reload.")
         return StreamingResponse(self.lines(request.url.path, who, make), media_type="text/event-stream")
 
     async def lines(self, path: str, who: str, make: Callable[[], Awaitable[View]]) -> AsyncIterator[str]:
-        """Yield each new view as a server-sent event. JSON escapes line ends, so that no text begins another event."""
-        if self._full(who):  # many were admitted at the same moment
+        """Yield each new view as a server-sent event. JSON escapes line breaks, so a text can't start another event."""
+        if self._full(who):  # other streams were admitted at the same time
             return
         with self._reading(path, who, make) as board:
             yield "retry: 2000\n\n"
@@ -125,11 +125,11 @@ class Following:
             if not board.readers:
                 self._boards.pop(path, None)
             self._readers[who] -= 1
-            self._readers += Counter()  # drops who reads nothing
+            self._readers += Counter()  # drops entries without streams
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Make views while somebody looks."""
+        """Build views inside this block while pages are open."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._work)
             try:
@@ -145,12 +145,12 @@ class Following:
             begun = anyio.current_time()
             try:
                 await self.look()
-            except Exception as error:  # a disk that fails for a moment ends no stream
-                _log("no page can be kept current", error)
+            except Exception as error:  # a temporary disk failure does not end the streams
+                _log("no page can be updated", error)
             await anyio.sleep(max(EVERY_S, SHARE * (anyio.current_time() - begun)))
 
     async def look(self) -> None:
-        """Look once whether anything was recorded, and make the views that are due."""
+        """Check once for new records, and build the views that are due."""
         seen = self.ctx.ledger.last_seq(), await to_thread.run_sync(self.ctx.metrics.version)
         recorded, now = seen != self._seen, anyio.current_time()
         self._seen = seen
@@ -164,6 +164,6 @@ class Following:
         board.stale = False
         try:
             board.put(await board.make())
-        except Exception as error:  # of one page: the others, and the server that this task is a part of, go on
-            _log("a page can't be kept current", error)
+        except Exception as error:  # of one page; it must not stop the others or the server that runs this task
+            _log("a page can't be updated", error)
         board.made_at = anyio.current_time()

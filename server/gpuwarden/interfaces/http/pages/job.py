@@ -1,4 +1,4 @@
-"""One job as the page shows it: progress, cost, proof, machine, diagnosis, log and timeline."""
+"""View of one job for the page: progress, cost, evidence, machine, diagnosis, log and timeline."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from gpuwarden.lifecycle.monitoring.overview import JobLine, line_of
 from gpuwarden.lifecycle.records import JobRecord, read_job, story
 
 EVENTS: Final = 200
-"""Events of a timeline, the latest ones."""
+"""The most events of a timeline, the latest ones."""
 FULL: Final = 95.0
-"""Percent of a memory or a disk in use, from which on it is marked."""
+"""Percent of memory or disk in use at which a gauge is marked."""
 TITLES: Final = {
     Rung.DECLARED: "Outputs declared",
-    Rung.COPIED: "Copied here",
+    Rung.COPIED: "Copied to this machine",
     Rung.EQUAL: "Digests equal",
     Rung.LOADED: "Loads as a checkpoint",
-    Rung.KEPT: "Kept in a store",
+    Rung.KEPT: "In the artifact store",
 }
 HELD: Final = {
     Held.YES: "yes",
     Held.NO: "no",
     Held.NOT_YET: "not yet",
     Held.UNKNOWN: "unknown",
-    Held.UNASKED: "not asked for",
+    Held.UNASKED: "not requested",
 }
 COPIES: Final = {
     Copy.STALE: "copied before the job ended",
@@ -54,10 +54,10 @@ COPIES: Final = {
 
 
 def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
-    """Return one job. `seen` is the last look at it; without one, what the ledger has. Raises NotFound."""
+    """Return one job from `seen`, its last poll, or without one from the ledger. Raises NotFound."""
     job = read_job(ctx.ledger, job_id)
     line = line_of(ctx, job)
-    # Of a machine that is gone, the last look at it says how far its job came.
+    # If the machine is gone, its last poll has the progress of the job.
     last = replace(seen, observation=line.seen) if seen and not seen.observation and job.state not in ACTIVE else seen
     reply = (
         results.checked(last, ctx.hidden(last.texts, job.spec.secrets))
@@ -65,7 +65,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
         else CheckReply(job_id=job.id, state=job.state, why=job.why)
     )
     steps, row = seen.next_steps if seen else following(ctx, job), job_row(job_line(line))
-    stays = f"{' and '.join(line.storage)} bills on" if line.storage else ""
+    stays = f"{' and '.join(line.storage)} still bills" if line.storage else ""
     return {
         "texts": {
             **_texts(job, reply),
@@ -123,15 +123,13 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
 
 
 def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return how a person pauses or resumes a job. A session of the page only reads, so that it shows the command."""
+    """Return the step that pauses or resumes a job. The page shows it as a command, as its session is read-only."""
     if job.state is Job.PAUSED and not job.resume_requested:
-        return (
-            do(Action.RESUME, "to go on from its checkpoint, inside what was approved and the caps", job_id=job.id),
-        )
+        return (do(Action.RESUME, "to continue from its checkpoint, within the approval and the caps", job_id=job.id),)
     serverless = ctx.profile(job.spec.platform).kind == "serverless"
     if job.state not in PAUSABLE or job.pausing or serverless:
         return ()
-    return (do(Action.PAUSE, "to let it save and end its process; the machine bills on", job_id=job.id),)
+    return (do(Action.PAUSE, "to let it save and end its process; the machine keeps billing", job_id=job.id),)
 
 
 def _texts(job: JobRecord, reply: CheckReply) -> Row:
@@ -152,13 +150,13 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
         "elapsed": span(reply.elapsed_s),
         "left": span(reply.remaining_s),
         "attempt": str(max(1, reply.attempt)),
-        # The words of an end by itself name its exit code.
+        # The reason of a normal exit already names the exit code.
         "exit": "" if reply.exit_code is None or reply.reason == Code.EXITED else f"exit code {reply.exit_code}",
     }
 
 
 def _to_come(reply: CheckReply, line: JobLine) -> str:
-    """Return what the job will have cost at its last step. Many providers bill later."""
+    """Return the projected cost at the job's last step, by estimate if the provider bills later."""
     if reply.projected_cost_usd is not None:
         return usd(reply.projected_cost_usd)
     if reply.remaining_s is None or line.cost_usd is None or line.price_usd_per_hour is None:
@@ -168,14 +166,14 @@ def _to_come(reply: CheckReply, line: JobLine) -> str:
 
 def _looked(seen: Checked | None, error: WardenError | None) -> str:
     if error is not None:
-        return f"the last look failed: {shown(error.message)}"
+        return f"the last poll failed: {shown(error.message)}"
     if seen is None:
-        return "looking at the machine"
-    return f"seen {local(seen.observation.at, '%H:%M:%S')}" if seen.observation and seen.observation.at else ""
+        return "polling the machine"
+    return f"updated {local(seen.observation.at, '%H:%M:%S')}" if seen.observation and seen.observation.at else ""
 
 
 def rung_row(step: Step) -> Row:
-    """Return one step of the proof. Its text names the evidence: how many files, how many bytes, when."""
+    """Return one step of the verification. Its text names the evidence: number of files, bytes, time."""
     parts = []
     if step.files is not None:
         parts.append(counted(step.files, "file") + (f", {size(step.bytes)}" if step.bytes is not None else ""))
@@ -184,7 +182,7 @@ def rung_row(step: Step) -> Row:
     if step.copy in COPIES:
         parts.append(COPIES[step.copy])
     if step.rung is Rung.KEPT and step.names:
-        parts.append("compared with the machine's files when its end is asked for")
+        parts.append("compared with the machine's files when teardown is requested")
     if step.at is not None and step.rung is not Rung.DECLARED:
         parts.append(local(step.at, "%m-%d %H:%M"))
     parts += [shown(problem) for problem in step.problems[:3]]
@@ -198,7 +196,7 @@ def rung_row(step: Step) -> Row:
 
 
 def _kept(reply: CheckReply) -> list[Row]:
-    """Return what the job's artifact store lists; nothing while the machine itself can be read."""
+    """Return the file list of the job's artifact store; empty while the machine itself can be read."""
     if (kept := reply.kept) is None:
         return []
     what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""
@@ -207,7 +205,7 @@ def _kept(reply: CheckReply) -> list[Row]:
 
 
 def _health(seen: Checked | None) -> list[Row]:
-    """Return what the machine last reported, each with the share of it that is in use."""
+    """Return the machine's last report as gauges, each with its share in use."""
     observed = seen.observation if seen else None
     beat = observed.beat if observed and observed.beat else Beat()
     disk = _used(beat.disk_free, beat.disk_total)
@@ -235,7 +233,7 @@ def _used(free: int | None, total: int | None) -> int | None:
 
 
 def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: bool = False) -> Row | None:
-    """Return one gauge; None where the machine does not report it. A full memory or disk is bad, a busy GPU is not."""
+    """Return one gauge; None if the machine does not report it. A full memory or disk is bad, a busy GPU is not."""
     if used is None:
         return None
     share = 100 * used / of if of else None
@@ -245,7 +243,7 @@ def _gauge(name: str, used: float | None, of: float | None, value: str, *, bad: 
 
 
 def event_rows(ctx: Context, job_id: str) -> list[Row]:
-    """Return the ledger's events about a job, its machines and tickets, the latest first."""
+    """Return the ledger's events of a job, its machines and tickets, the latest first."""
     events = story(ctx.ledger, job_id)[-EVENTS:]
     rows = told_events([event.as_dict() for event in reversed(events)])
     return [
@@ -264,7 +262,7 @@ def event_rows(ctx: Context, job_id: str) -> list[Row]:
 
 
 def log_view(ctx: Context, job: JobRecord, seen: Checked | None) -> View:
-    """Return the end of a log: its text as a person reads it, and where it begins and ends in bytes."""
+    """Return the end of a log: its readable text, its start and the size of the log in bytes."""
     if seen is None or seen.log is None:
         return {"text": "", "start": 0, "size": 0}
     log = seen.log

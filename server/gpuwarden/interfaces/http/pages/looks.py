@@ -1,7 +1,7 @@
-"""Look at machines for the page and for jobs that ask: one look of a kind at a time, and one in a few seconds.
+"""Poll machines for the page and for jobs' status requests: one poll per target at a time, every few seconds.
 
-A browser asks every two seconds, and several windows may be open. What they get is the last look's result; a look that
-is due begins behind the answer, and only a page that has nothing to show yet waits for it, for a moment.
+A browser sends a request every two seconds, and several windows may be open. They get the result of the last poll. If
+a poll is due, it runs in the background; only a request without an earlier result waits for it, for a short time.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gpuwarden.lifecycle.monitoring.overview import Overview, overview
 
 T = TypeVar("T")
 EVERY_S: Final = 5.0
-"""Seconds between two looks at one job."""
+"""Seconds between two polls of one job."""
 OVERVIEW_S: Final = 15.0
-"""Seconds between two rounds over every platform, each of which asks every provider in use."""
+"""Seconds between two polls of all platforms, each of which calls every provider in use."""
 FIRST_S: Final = 1.0
-"""Seconds that a page waits for a first look; without one it shows what the ledger has."""
+"""Seconds that a page waits for a first poll; after that it shows the state in the ledger."""
 LOG_BYTES: Final = 64 << 10
-"""Bytes of a log's end that a look reads."""
+"""Bytes of a log's end that a poll reads."""
 KEPT: Final = 100
-"""Jobs whose last look is kept."""
+"""The most jobs whose last poll is kept."""
 
 
 class Look(Generic[T]):
-    """The latest result of one kind of look. `error` is why the last look had none."""
+    """The latest result of polling one target. `error` is set if the last poll failed."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float) -> None:
         self._ask, self._every_s = ask, every_s
@@ -40,7 +40,7 @@ class Look(Generic[T]):
         self.error: WardenError | None = None
 
     async def newest(self, patience_s: float = FIRST_S) -> T | None:
-        """Return the last result, and begin a look where one is due. A first result is waited for, for a while."""
+        """Return the last result, and start a poll if one is due. Wait up to `patience_s` seconds for a first one."""
         now = asyncio.get_running_loop().time()
         if self._task is None and now >= self._due:
             self._task = asyncio.create_task(self._run())
@@ -59,7 +59,7 @@ class Look(Generic[T]):
 
 
 class Looks:
-    """The last looks of one server, at everything and at the jobs whose pages are open."""
+    """The latest polls of one server: of all platforms, and of the jobs whose pages are open."""
 
     def __init__(self, ctx: Context, log_bytes: int = LOG_BYTES) -> None:
         self.ctx, self.log_bytes = ctx, log_bytes
@@ -67,7 +67,7 @@ class Looks:
         self._jobs: OrderedDict[str, Look[Checked]] = OrderedDict()
 
     def job(self, job_id: str) -> Look[Checked]:
-        """Return the look at one job."""
+        """Return the poll of one job."""
         found = self._jobs.setdefault(job_id, Look(lambda: check(self.ctx, job_id, limit=self.log_bytes), EVERY_S))
         self._jobs.move_to_end(job_id)
         if len(self._jobs) > KEPT:

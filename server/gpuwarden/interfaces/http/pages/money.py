@@ -1,4 +1,4 @@
-"""Show on the page what machines cost, by day, platform and job, and what the platforms' storage survives."""
+"""View of the costs of machines by day, platform, project, person and job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpuwarden.lifecycle.monitoring.spending import charges, day_start
 from gpuwarden.lifecycle.records import read_job
 
 SPANS: Final = (7, 30, 90)
-"""Days that the page offers."""
+"""Selectable periods in days."""
 JOBS: Final = 50
-"""Jobs that the page lists, the dearest first."""
+"""The most jobs that the page lists, the most expensive first."""
 
 
 def money_view(ctx: Context, days: int) -> View:
-    """Return what machines cost in the last days, from local midnight on. Pretend money is named and never added."""
+    """Return the costs of machines in the last days, from local midnight. Pretend money is shown but never added."""
     since = day_start(ctx.clock.now() - (days - 1) * 86_400)
     found = charges(ctx, since)
     by = {
@@ -59,7 +59,7 @@ def money_view(ctx: Context, days: int) -> View:
 
 
 def _bars(rows: list[CostReply]) -> list[Row]:
-    """Return rows with the share of each in the largest."""
+    """Return rows with their costs in percent of the largest."""
     most = max((row.usd for row in rows), default=0.0) or 1.0
     return [
         {
@@ -67,7 +67,7 @@ def _bars(rows: list[CostReply]) -> list[Row]:
             "name": shown(row.key),
             "cost": usd(row.usd),
             "jobs": counted(row.machines, "job")
-            + ("" if row.per_day_cap_usd is None else f", cap of a day {usd(row.per_day_cap_usd)}"),
+            + ("" if row.per_day_cap_usd is None else f", daily cap {usd(row.per_day_cap_usd)}"),
             "unknown": f"{row.unknown} unknown" if row.unknown else "",
             "percent": f"{100 * row.usd / most:.1f}",
         }
@@ -76,7 +76,7 @@ def _bars(rows: list[CostReply]) -> list[Row]:
 
 
 def _columns(costs: CostsReply, since: float, days: int) -> list[Row]:
-    """Return one column for each day, those without a cost too. Heights are percent of the dearest day."""
+    """Return one column for each day, including days without costs. Heights are percent of the most expensive day."""
     spent = {row.key: row for row in costs.rows}
     most = max((row.usd for row in costs.rows), default=0.0) or 1.0
     first = datetime.fromtimestamp(since, UTC).astimezone().date()

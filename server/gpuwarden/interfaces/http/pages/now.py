@@ -1,4 +1,4 @@
-"""Show on the page what runs, what waits for a person and what bills now; and all jobs."""
+"""Views of the start page, with running jobs, open questions and billing, and of the list of all jobs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpuwarden.interfaces.results.inventory import AccountReply, InstanceReply
 from gpuwarden.interfaces.results.overview import JobLineReply, JobsReply, StatusReply, WaitingReply
 
 ANSWERED = frozenset({"teardown", "spending", "price"})
-"""Kinds of questions that the page has a page for."""
+"""Kinds of questions that have an approval page."""
 ROWS = 50
-"""Rows of a list; the page of all jobs has the rest."""
+"""The most rows of a list; the page of all jobs has the rest."""
 
 
 def now_view(reply: StatusReply) -> View:
-    """Return everything on one page. `meters` tick between two answers: from an amount, by a rate per hour."""
+    """Return the view of the start page. Between two answers, `meters` advance from an amount at a rate per hour."""
     spent, alike = reply.spending, (*reply.running, *reply.ended)
     cap = spent.per_day_cap_usd
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
@@ -32,7 +32,7 @@ def now_view(reply: StatusReply) -> View:
         "texts": {
             "now": billing_now(reply),
             "left": f"{usd(max(0.0, cap - spent.today_usd))} left of {usd(cap)} today" if cap > 0 else "",
-            "cap": "" if cap > 0 else "no cap for a day: any spending is asked about",
+            "cap": "" if cap > 0 else "no daily cap: all spending needs approval",
             "month": f"{usd(spent.month_usd)} this month",
             "pretend": f"pretend money of rehearsals{f', {usd_per_hour(pretend)}' if pretend else ''}",
             "updated": local(reply.at, "%H:%M:%S"),
@@ -81,7 +81,7 @@ def job_row(line: JobLineReply) -> Row:
 
 
 def waiting_row(waiting: WaitingReply) -> Row:
-    """Return one question to a person, with the command that answers it."""
+    """Return one question to the user, with the command that answers it."""
     return {
         "key": waiting.ticket,
         "state": waiting.kind,
@@ -92,13 +92,13 @@ def waiting_row(waiting: WaitingReply) -> Row:
         "until": f"until {local(waiting.expires_at, '%m-%d %H:%M')}" if waiting.expires_at else "",
         "job": waiting.job_id or "",
         "href": f"/jobs/{waiting.job_id}" if waiting.job_id else "",
-        "look": "Look at it" if waiting.kind in ANSWERED else "",
+        "look": "Review" if waiting.kind in ANSWERED else "",
         "page": f"/approve/{waiting.ticket}",
     }
 
 
 def other_row(other: InstanceReply) -> Row:
-    """Return one machine that no job here runs on."""
+    """Return one machine that no job here uses."""
     return {
         "key": f"{other.platform} {other.instance_id}",
         "state": "unknown" if other.billing is None else "billing",
@@ -110,7 +110,7 @@ def other_row(other: InstanceReply) -> Row:
 
 
 def account_row(account: AccountReply) -> Row:
-    """Return the money of one platform's account."""
+    """Return the balance and the spending rate of one platform's account."""
     currency = account.currency or "USD"
     burn = f"{money(account.per_hour, currency)}/h" if account.per_hour else ""
     clock = account.clock
@@ -118,7 +118,7 @@ def account_row(account: AccountReply) -> Row:
         "key": account.platform,
         "name": shown(account.platform),
         "balance": "unknown" if account.balance is None else money(account.balance, currency),
-        "rate": f"burns {burn}" if burn else "",
+        "rate": f"spends {burn}" if burn else "",
         "clock": f"ends {local(clock.at, '%m-%d %H:%M')}: {shown(clock.effect)}" if clock else "",
         "text": shown(account.note),
     }

@@ -1,4 +1,4 @@
-"""Platforms and the references as the page shows them: what survives what, which clocks run, known failures."""
+"""Views of the platforms (survival of storage, deadlines) and of the references (known failures)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS: Final = {"stop": "stop", "terminate": "terminate", "preemption": "interru
 
 
 def platforms_view(ctx: Context) -> View:
-    """Return every platform with what its storage survives, and the clocks that run on rented machines now."""
+    """Return every platform with the survival of its storage, and the deadlines of rented machines."""
     names = [name for name in ctx.platforms() if not name.startswith(REHEARSAL)]
     return {
         "heads": [HEADS[event] for event in EVENTS],
@@ -30,7 +30,7 @@ def platforms_view(ctx: Context) -> View:
 
 
 def platform_row(name: str, profile: Profile) -> dict[str, Any]:
-    """Return one platform: a row for each tier, and what the platform does by itself."""
+    """Return one platform: a row for each storage tier, and the automatic actions of the platform."""
     return {
         "id": profile.id,
         "name": name,
@@ -46,7 +46,7 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
 
 
 def tier_row(tier: Tier) -> dict[str, Any]:
-    """Return one kind of storage. A fact that nobody has established is unknown, with how to find out."""
+    """Return one storage tier. An unestablished fact is unknown, with a way to find out."""
     survives = [getattr(tier.survives, event) for event in EVENTS]
     return {
         "name": tier.tier,
@@ -59,14 +59,14 @@ def tier_row(tier: Tier) -> dict[str, Any]:
 
 
 def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
-    """Return one fact as a word; `state` colors it, and `title` says how to find out what is unknown."""
+    """Return one fact as a word. `state` selects its color; `title` is the way to find out an unknown fact."""
     if isinstance(value, Unfound):
         return {"state": "unknown", "text": "unknown", "title": value.unknown}
     return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
 
 
 def clock_row(clock: DangerClock) -> Row:
-    """Return something that the platform does by itself after a while."""
+    """Return an action that the platform takes automatically after a time."""
     after = clock.after
     return {
         "trigger": clock.trigger,
@@ -76,9 +76,9 @@ def clock_row(clock: DangerClock) -> Row:
 
 
 def running_clocks(ctx: Context) -> list[Row]:
-    """Return the dates on which platforms will act on machines that are rented now, the next one first.
+    """Return the dates on which platforms will act on rented machines, the next one first.
 
-    The end of an account's money is one of them, by the last look.
+    They include the date on which an account's balance runs out, by the last poll.
     """
     found = [(funds.clock, "", funds.platform) for funds in known_funds(ctx) if funds.clock is not None]
     for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):
@@ -98,7 +98,7 @@ def running_clocks(ctx: Context) -> list[Row]:
 
 
 def knowledge_view(query: str) -> View:
-    """Return what the references have on a symptom or on lines of a log."""
+    """Return the references' matches for a symptom or for lines of a log."""
     reply = look_up(query) if query.strip() else None
     return {
         "query": query,
@@ -108,6 +108,6 @@ def knowledge_view(query: str) -> View:
 
 
 def entry_view(key: str) -> View | None:
-    """Return one known failure, whole; None where there is none of that id."""
+    """Return one known failure with all fields; None if the id is unknown."""
     found = entry(key)
     return None if found is None else found.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Routes of the page that read: each page as HTML, and its view as JSON for the script that keeps it current."""
+"""Read-only routes of the page: each page as HTML, and its view as JSON for the script that updates it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from gpuwarden.lifecycle.records import read_job
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 PAGE: Final = 50
-"""Jobs on one page."""
+"""The most jobs on one page."""
 STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, Job.REFUSED})
 LARGEST: Final = 1e15
-"""Bound of a number in an address: steps, bytes and seconds are below."""
+"""Upper bound of a number in a URL; steps, bytes and seconds are below it."""
 SHARE: Final = 20.0
-"""A view is used again for so many times as long as it took to make."""
+"""A view is reused for this many times the time that it took to build."""
 MAX_RUNS: Final = 6
-"""Runs that are laid over each other."""
+"""The most runs in one chart."""
 
 
 def reading_routes(serving: Serving) -> list[BaseRoute]:
-    """Return the routes; whoever may read reaches them."""
+    """Return the routes, which need the scope read."""
     pages = Pages(serving.ctx)
     serving.lifespans.append(pages.following.running)
     found: dict[str, Endpoint] = {
@@ -96,19 +96,19 @@ def headed(endpoint: Endpoint) -> Endpoint:
 
 
 def _number(request: Request, name: str) -> float | None:
-    """Return a number of the query; None where it is not given. Raises BadRequest."""
+    """Return a number of the query; None if it is not given. Raises BadRequest."""
     text = request.query_params.get(name, "")
     try:
         value = float(text) if text else None
     except ValueError:
         value = math.nan
     if value is not None and not abs(value) < LARGEST:
-        raise BadRequest(f"{name} is not a number", f"Give {name} as digits, or leave it out.")
+        raise BadRequest(f"{name} is not a number", f"Pass {name} as digits, or omit it.")
     return value
 
 
 class Pages:
-    """The pages of one server. What a page needs of machines is looked at behind its answer."""
+    """The pages of one server. Machines are polled in the background of a page's answer."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -119,19 +119,19 @@ class Pages:
         self._until = 0.0
 
     async def now(self, _request: Request) -> Response:
-        """GET /: what runs, waits and bills."""
+        """GET /: running jobs, open questions and billing."""
         return page("now.html", await self._now(), here="Now")
 
     async def now_json(self, _request: Request) -> Response:
-        """GET the same, for the script."""
+        """GET the view of the start page as JSON."""
         return JSONResponse(await self._now())
 
     async def now_events(self, request: Request) -> Response:
-        """GET the same as it changes, as a stream."""
+        """GET the view of the start page as a stream of changes."""
         return self.following.stream(request, self._now)
 
     async def _now(self) -> View:
-        """Return the view of now. One that took long is used again for a while: many windows may ask."""
+        """Return the view of the start page. A slow one is reused for a while, as many windows may request it."""
         begun = time.perf_counter()
         if begun >= self._until:
             self._last = await self._look_now()
@@ -154,7 +154,7 @@ class Pages:
         """GET /jobs: every job, a page at a time."""
         asked = {name: request.query_params.get(name, "") for name in ("state", "platform", "project", "after")}
         if asked["state"] and asked["state"] not in STATES:
-            raise BadRequest("there is no such state", f"Choose one of {', '.join(STATES)}.")
+            raise BadRequest("this state does not exist", f"Choose one of {', '.join(STATES)}.")
         found = job_page(
             self.ctx,
             states=(Job(asked["state"]),) if asked["state"] else (),
@@ -170,12 +170,12 @@ class Pages:
         return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first)
 
     async def job(self, request: Request) -> Response:
-        """GET /jobs/ID: one job, with other runs to lay over its curves."""
+        """GET /jobs/ID: one job, with other runs to compare with its curves."""
         job_id = request.path_params["job_id"]
         view = await self._job(job_id)
         runs = list(dict.fromkeys([job_id, *filter(None, request.query_params.getlist("with"))]))[:MAX_RUNS]
         for other in runs[1:]:
-            read_job(self.ctx.ledger, other)  # raises for a job that there is not
+            read_job(self.ctx.ledger, other)  # raises for an unknown job
             await self.looks.job(other).newest()
         names = await to_thread.run_sync(self.curves.names, job_id)
         recent = [job_row(job_line(line)) for line in job_page(self.ctx, limit=12).lines]
@@ -186,13 +186,13 @@ class Pages:
         return page("job.html", view, here="Jobs", **more)
 
     async def job_json(self, request: Request) -> Response:
-        """GET one job's view, for the script."""
+        """GET the view of a job as JSON."""
         return JSONResponse(await self._job_with_metrics(request.path_params["job_id"]))
 
     async def job_events(self, request: Request) -> Response:
-        """GET the same as it changes, as a stream."""
+        """GET the view of a job as a stream of changes."""
         job_id = request.path_params["job_id"]
-        read_job(self.ctx.ledger, job_id)  # raises for a job that there is not
+        read_job(self.ctx.ledger, job_id)  # raises for an unknown job
         return self.following.stream(request, lambda: self._job_with_metrics(job_id))
 
     async def _job_with_metrics(self, job_id: str) -> View:
@@ -200,25 +200,25 @@ class Pages:
         return {**view, "metrics": clean(self.ctx, {"names": names})["names"]}
 
     async def _job(self, job_id: str) -> View:
-        read_job(self.ctx.ledger, job_id)  # raises for a job that there is not
+        read_job(self.ctx.ledger, job_id)  # raises for an unknown job
         look = self.looks.job(job_id)
         seen = await look.newest()
         return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
 
     async def curve(self, request: Request) -> Response:
-        """GET one curve, or its part between two steps."""
+        """GET one curve, or its part between two steps or times."""
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)
         await self.looks.job(job_id).newest()
         low, high = _number(request, "from"), _number(request, "to")
         between = (low, high) if low is not None and high is not None else None
         metric = request.query_params.get("metric", "")
-        # In a thread: a million points take a fifth of a second.
+        # In a thread, as a million points take 0.2 s.
         found = await to_thread.run_sync(self.curves.view, job_id, job.spec.name, metric, between)
         return JSONResponse(clean(self.ctx, found))
 
     async def log(self, request: Request) -> Response:
-        """GET the piece of a log before a byte."""
+        """GET the part of a log before a byte."""
         before = int(_number(request, "before") or 0)
         job_id = request.path_params["job_id"]
         start = max(0, before - LOG_BYTES)
@@ -230,20 +230,20 @@ class Pages:
         return JSONResponse({"text": redact(plain(text), hidden), "start": start})
 
     async def money(self, request: Request) -> Response:
-        """GET /money: what machines cost."""
+        """GET /money: the costs of machines."""
         asked = _number(request, "days")
         days = SPANS[1] if asked is None else int(asked)
         if not 1 <= days <= 366:
-            raise BadRequest("days is not from 1 to 366", "Choose a number of days.")
+            raise BadRequest("days is out of range", "Choose a number from 1 to 366.")
         return page("money.html", clean(self.ctx, money_view(self.ctx, days)), here="Money")
 
     async def platforms(self, _request: Request) -> Response:
-        """GET /platforms: what survives what, and the clocks."""
+        """GET /platforms: the survival of storage, and the platforms' deadlines."""
         return page("platforms.html", clean(self.ctx, platforms_view(self.ctx)), here="Platforms")
 
     async def knowledge(self, request: Request) -> Response:
         """GET /knowledge: search the references."""
-        # In a thread: the references take a second to read the first time.
+        # In a thread, as the first read of the references takes a second.
         view = await to_thread.run_sync(knowledge_view, request.query_params.get("q", "")[:4_000])
         return page("knowledge.html", clean(self.ctx, view), here="Knowledge")
 
@@ -251,5 +251,5 @@ class Pages:
         """GET /knowledge/ID: one known failure."""
         view = await to_thread.run_sync(entry_view, request.path_params["key"])
         if view is None:
-            raise NotFound("there is no such entry", "Search for a symptom.")
+            raise NotFound("this entry does not exist", "Search for a symptom.")
         return page("entry.html", view, here="Knowledge")

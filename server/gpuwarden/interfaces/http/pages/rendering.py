@@ -1,7 +1,7 @@
-"""Render the page: templates with every value escaped, and values as the text that a person reads.
+"""Render the page: templates with every value escaped, and values as readable text.
 
-A view is a dictionary of texts, lists of rows, and numbers. The first answer renders it as HTML, later ones send it as
-JSON, and the script writes the same texts into the same elements. So both show the same, and neither is markup.
+A view is a dictionary of texts, lists of rows, and numbers. The first answer renders it as HTML. Later answers send it
+as JSON, and the script writes the texts into the same elements. So both show the same, and no text becomes markup.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACTIVE: Final = frozenset(
 
 
 def shown(text: object) -> str:
-    """Return foreign text as a person reads it: without escapes, invisible characters and marks of a quotation."""
+    """Return foreign text for display: without escapes, invisible characters and quotation markers."""
     return unquoted(plain(str(text)))
 
 
@@ -62,19 +62,19 @@ def step_rows(steps: Sequence[NextStep]) -> list[Row]:
 
 
 def first_command(steps: Sequence[NextStep]) -> str:
-    """Return the first step that is a command, as it can be pasted; empty where none is."""
+    """Return the command of the first step that has one, ready to paste; empty if none has."""
     return next((command(step) for step in steps if step.action in COMMANDS and step.action != Action.MANUAL), "")
 
 
 def clean(ctx: Context, view: View) -> View:
-    """Return a view without secrets: those of this process, and those that jobs were given."""
+    """Return a view without the secrets of this process and of its jobs."""
     found: View = scrubbed(view, ctx.hidden(view))
     return found
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates. A name that a view lacks is an error, and every value is escaped."""
+    """Return the template environment. A missing name is an error, and every value is escaped."""
     loader = FileSystemLoader(HERE / "templates")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.globals["navigation"] = NAVIGATION
@@ -82,6 +82,6 @@ def environment() -> Environment:
 
 
 def page(template: str, view: View, *, status: int = 200, **more: Any) -> HTMLResponse:
-    """Return a page of a template and a view."""
+    """Return the page of a template and a view."""
     text = environment().get_template(template).render(view=view, **more)
     return HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})

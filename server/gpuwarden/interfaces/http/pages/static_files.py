@@ -1,4 +1,4 @@
-"""The scripts, the style and the icon, read once; and the headers under which the page runs."""
+"""The scripts, styles and the icon, read once, and the security headers of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 HEADERS: Final = {
-    # No inline script or style, nothing from elsewhere, and no text that a script turns into markup.
+    # No inline script or style, no foreign resources, and no markup from text in scripts.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
@@ -30,7 +30,7 @@ HEADERS: Final = {
 
 @cache
 def files() -> dict[str, tuple[bytes, str, str]]:
-    """Return the content, the type and the digest of each file by its path; no other path is served."""
+    """Return the content, the type and the digest of each file by its path. No other path is served."""
     folder = HERE / "static"
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -42,10 +42,10 @@ def files() -> dict[str, tuple[bytes, str, str]]:
 
 
 async def static_file(request: Request) -> Response:
-    """GET one file. A browser that has it asks whether it changed."""
+    """GET one file. A browser that has it revalidates its copy."""
     known = files().get(request.path_params["path"])
     if known is None:
-        raise NotFound("there is no such file")
+        raise NotFound("this file does not exist")
     content, kind, tag = known
     headers = {"etag": tag, "cache-control": "no-cache", "content-type": kind}
     if request.headers.get("if-none-match") == tag:

@@ -1,4 +1,4 @@
-"""Challenges for passkeys, each for one session and one purpose, used once; and what came back for them."""
+"""Challenges for passkeys, each for one session and one purpose and used once, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from gpuwarden.lifecycle.teardown.passkeys import Passkey
 
 CHALLENGE_S: Final = 120.0
 MOST: Final = 200
-"""Challenges that are kept; the oldest is dropped for a new one."""
-AGAIN: Final = "Look at the facts again, then approve."
+"""The most open challenges; a new one replaces the oldest."""
+AGAIN: Final = "Reload the page, check the facts, then approve."
 
 
 @dataclass(frozen=True)
 class Site:
-    """Place of a browser: the origin of its page, and the host that its passkeys are bound to."""
+    """Origin of a browser's page, and the host to which its passkeys are bound."""
 
     origin: str
     host: str
 
     @classmethod
     def of(cls, origin: str, settings: Settings) -> Site:
-        """Return the site of an origin. Raises Refused for an address under which browsers offer no passkeys."""
+        """Return the site of an origin. Raises Refused for an address at which browsers offer no passkeys."""
         host = urlsplit(origin).hostname or ""
         if origin.lower() not in settings.origins or host in {"", "127.0.0.1", "::1"}:
             raise Refused(
-                "passkeys work under a host name only",
+                "passkeys need a host name in the address",
                 f"Open {settings.local_url}, or the https address of your reverse proxy.",
             )
         return cls(origin.lower(), host)
@@ -44,7 +44,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Challenge:
-    """Challenge that an authenticator signs: random bytes, and the digest of what a person was shown."""
+    """Challenge that an authenticator signs: random bytes, and the digest of the facts shown to the user."""
 
     bytes: bytes
     about: str
@@ -53,14 +53,14 @@ class Challenge:
 
 
 class Challenges:
-    """The open challenges of one server. Nothing of them is stored: a restart voids them."""
+    """The open challenges of one server. They are kept in memory only, so a restart voids them."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self._open: OrderedDict[tuple[str, str], Challenge] = OrderedDict()
 
     def make(self, session: str, about: str, digest: str) -> Challenge:
-        """Return a challenge for one session about one thing; an earlier one for the same is void."""
+        """Return a challenge for one session and one subject. It replaces an earlier one."""
         shown = hashlib.sha256(f"{about}\n{digest}".encode()).digest()
         made = Challenge(random.token_bytes(32) + shown, about, digest, self.ctx.clock.now() + CHALLENGE_S)
         self._open[session, about] = made
@@ -69,15 +69,15 @@ class Challenges:
         return made
 
     def take(self, session: str, about: str) -> Challenge:
-        """Use a challenge up. Raises Refused where there is none: it was used, is too old, or was never made."""
+        """Use up a challenge. Raises Refused if it was used, has expired, or never existed."""
         found = self._open.pop((session, about), None)
         if found is None or self.ctx.clock.now() > found.expires_at:
-            raise Refused("this question was answered before, or too long ago", AGAIN)
+            raise Refused("the challenge was already used or has expired", AGAIN)
         return found
 
 
 def registration_options(site: Site, name: str, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
-    """Return what a browser needs to make a passkey."""
+    """Return the options with which a browser creates a passkey."""
     from webauthn import generate_registration_options, options_to_json
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers import structs as kinds
@@ -97,7 +97,7 @@ def registration_options(site: Site, name: str, challenge: Challenge, known: lis
 
 
 def registered(site: Site, challenge: Challenge, credential: object) -> PasskeyRegistered:
-    """Check what a browser registered. Raises BadRequest."""
+    """Verify a browser's registration and return its passkey. Raises BadRequest."""
     from webauthn import verify_registration_response
     from webauthn.helpers import bytes_to_base64url
     from webauthn.helpers.exceptions import WebAuthnException
@@ -121,7 +121,7 @@ def registered(site: Site, challenge: Challenge, credential: object) -> PasskeyR
 
 
 def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
-    """Return what a browser needs to sign a challenge with a registered passkey."""
+    """Return the options with which a browser signs a challenge by a registered passkey."""
     from webauthn import generate_authentication_options, options_to_json
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers import structs as kinds
@@ -137,7 +137,7 @@ def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> 
 
 
 def signed_by(site: Site, challenge: Challenge, credential: object, known: list[Passkey]) -> tuple[Passkey, int]:
-    """Return the passkey that signed a challenge, with its counter. Raises Refused."""
+    """Return the passkey that signed a challenge, and its new counter. Raises Refused."""
     from webauthn import verify_authentication_response
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers.exceptions import WebAuthnException
@@ -145,7 +145,7 @@ def signed_by(site: Site, challenge: Challenge, credential: object, known: list[
     given = _as_dict(credential)
     passkey = next((one for one in known if one.credential == given.get("id") and one.site == site.host), None)
     if passkey is None:
-        raise Refused("this passkey is not registered here", "A person registers one: gpuwarden passkey add NAME.")
+        raise Refused("this passkey is not registered here", "Register it on a terminal: gpuwarden passkey add NAME.")
     try:
         found = verify_authentication_response(
             credential=given,
@@ -157,7 +157,7 @@ def signed_by(site: Site, challenge: Challenge, credential: object, known: list[
             require_user_verification=True,
         )
     except (WebAuthnException, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"this does not approve: {line(error)}", AGAIN) from error
+        raise Refused(f"the passkey's signature is invalid: {line(error)}", AGAIN) from error
     return passkey, found.new_sign_count
 
 

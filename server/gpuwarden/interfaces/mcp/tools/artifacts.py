@@ -1,4 +1,4 @@
-"""The tools on what a job wrote: pull_artifacts and verify_checkpoint."""
+"""Tools for a job's outputs: pull_artifacts and verify_checkpoint."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from pathlib import Path
@@ -24,22 +24,22 @@ from gpuwarden.lifecycle.execution.situation import following_of
 from gpuwarden.lifecycle.records import read_job
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
-"""What one verification of a path may cost: seconds, bytes, entries of folders."""
+"""Limits of one verification of a path: seconds, bytes, entries of folders."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
-    """Put the tools on a server."""
+    """Add the tools to a server."""
 
     @server.tool(annotations=WRITE)
     async def pull_artifacts(
         job_id: JobId,
         dest: Annotated[
-            str | None, Field(description="Folder below the working directory; omit for gpuwarden's own")
+            str | None, Field(description="Folder below the working directory; omit for the default")
         ] = None,
-        also: Annotated[list[str] | None, Field(description="Paths there to declare as outputs, from now on")] = None,
+        also: Annotated[list[str] | None, Field(description="Additional remote paths to add to the outputs")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.PullReply]:
-        """Copy a job's declared outputs and log here and compare digests. Call again to resume."""
+        """Copy a job's declared outputs and log to this machine and compare digests. Call again to resume."""
         target = _inside_cwd(dest)
         result = await reporting(
             client,
@@ -52,18 +52,18 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.tool(annotations=WRITE)
     async def verify_checkpoint(
-        job_id: Annotated[str | None, Field(description="Job whose pulled copy to verify")] = None,
+        job_id: Annotated[str | None, Field(description="Job whose pulled copy is verified")] = None,
         path: Annotated[str | None, Field(description="Or a checkpoint's path, or hf://owner/name[/path]")] = None,
-        level: Annotated[Level | None, Field(description="How deep; teardown needs load; on the Hub structure")] = None,
+        level: Annotated[Level | None, Field(description="Depth; teardown needs load; structure on the Hub")] = None,
         against: Annotated[str | None, Field(description="Earlier checkpoint, adapter base or GGUF source")] = None,
-        where: Annotated[Where, Field(description="instance: the machine looks, against is a path there")] = "auto",
+        where: Annotated[Where, Field(description="instance: the machine checks; against is a path there")] = "auto",
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.VerifyReply]:
-        """Prove that a checkpoint is whole, equal to the machine's by digest, finite, and loads. Runs no code in it."""
+        """Prove that a checkpoint is complete, matches the machine's digests, is finite and loads. Runs none of it."""
         if (job_id is None) == (path is None):
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
         if job_id is not None:
-            read_job(ctx.ledger, job_id)  # or it would be taken for a path
+            read_job(ctx.ledger, job_id)  # raises for an unknown job, which would otherwise be read as a path
         what = job_id or _address(ctx, path or "")
         there = where == "instance"
         other = None if against is None else against if there else _address(ctx, against)
@@ -78,10 +78,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
 
 def _address(ctx: Context, what: str) -> str:
-    """Return an address on the Hub as it is, anything else as a path of this machine.
+    """Return an address on the Hub unchanged, anything else as a path of this machine.
 
-    Over HTTP only the working directory and what was pulled can be named: the report lists files, and a token that
-    may read is not an account of this machine.
+    Over HTTP, only paths below the working directory and pulled copies are allowed: the report lists files, and a token
+    with the scope read is not an account on this machine.
     """
     if what.startswith(SCHEME):
         return what
@@ -90,30 +90,30 @@ def _address(ctx: Context, what: str) -> str:
         real = path.resolve()
         if not any(real.is_relative_to(root.resolve()) for root in (Path.cwd(), ctx.home / "artifacts")):
             raise BadRequest(
-                "over HTTP only what is below the server's working directory or was pulled can be looked at",
-                "Give a job id, or a path below that directory.",
+                "over HTTP only pulled copies and paths below the server's working directory can be verified",
+                "Pass a job id, or a path below that directory.",
             )
     return str(path)
 
 
 def _usable(path: str) -> Path:
-    """Return a path as a file system takes it."""
+    """Return a path with its home folder expanded. Raises BadRequest if no file system accepts it."""
     if not path.strip() or "\x00" in path or len(path) > 4_096:
         raise BadRequest("path is empty, too long or contains a NUL character", "Name a file or folder.")
     return Path(path).expanduser()
 
 
 def _inside_cwd(dest: str | None) -> Path | None:
-    """Return an agent's destination: below the server's working directory, whatever links and dots it has.
+    """Return an agent's destination. Raises BadRequest unless it resolves to a place below the working directory.
 
-    Never a hidden folder: programs read their settings from those, and a machine chooses the files' names.
+    Hidden folders are refused: programs read their settings from them, and the machine chooses the file names.
     """
     if dest is None:
         return None
     root = Path.cwd().resolve()
     real = (root / _usable(dest)).resolve()
     if not real.is_relative_to(root):
-        raise BadRequest("dest leaves the working directory", "Name a folder below it, or omit dest.")
+        raise BadRequest("dest is outside the working directory", "Name a folder below it, or omit dest.")
     if any(part.startswith(".") for part in real.relative_to(root).parts):
         raise BadRequest("dest is a hidden folder", "Name one without a leading dot, or omit dest.")
     return real

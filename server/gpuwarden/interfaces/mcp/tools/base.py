@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
-    """Return a reply as short text and as structured content, without tokens and the values of the user's secrets."""
+    """Return a reply as short text and as structured content, with tokens and the user's secrets removed."""
     reply = worded(warned(reply, notices(ctx), in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)
@@ -40,7 +40,7 @@ def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallTo
 
 
 def failure(ctx: Context, error: WardenError) -> CallToolResult:
-    """Return an error in the same form."""
+    """Return an error in the same format."""
     reply = worded(error_reply(error), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full)
@@ -49,7 +49,7 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
 
 
 def _structured(reply: Result) -> dict[str, Any]:
-    """Return the whole reply. Findings have their next steps in words only, which a model reads anyway."""
+    """Return the full reply. Findings keep their next steps as text only, which is the part that a model reads."""
     return reply.model_dump(mode="json", exclude={"findings": {"__all__": {"next"}}})
 
 
@@ -58,12 +58,12 @@ def _text(body: dict[str, Any]) -> TextContent:
 
 
 def cause(error: ToolError | MCPError) -> WardenError:
-    """Return the error behind what the SDK raised; an unforeseen exception is written to the log."""
+    """Return the cause of an SDK exception as a WardenError. An unexpected exception is logged."""
     raised = error.__cause__
     if isinstance(raised, WardenError):
         return raised
     if isinstance(error, MCPError) or (isinstance(raised, ToolError) and not isinstance(raised, UnexpectedToolError)):
-        return Refused("the client's answer can't be used, so it counts as no answer; nothing was touched", ASK_OUTSIDE)
+        return Refused("the client's answer is invalid, so it counts as no answer; nothing was changed", ASK_OUTSIDE)
     if isinstance(raised, ValidationError) and not isinstance(error, UnexpectedToolError):
         return bad_arguments(raised)
     logger.error("a tool crashed", exc_info=raised or error)

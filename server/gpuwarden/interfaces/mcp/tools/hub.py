@@ -1,4 +1,4 @@
-"""The tools that look at the Hugging Face Hub: hub_repo_details and dataset_search."""
+"""Tools for the Hugging Face Hub: hub_repo_details and dataset_search."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any
@@ -18,19 +18,19 @@ from gpuwarden.lifecycle.context import Context
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
-    """Put the tools on a server."""
+    """Add the tools to a server."""
 
     @server.tool(annotations=READ)
     async def hub_repo_details(
         repo_ids: Annotated[list[str], Field(description="1 to 10 ids, owner/name", max_length=10)],
-        repo_type: Annotated[RepoType | None, Field(description="Omit to look for both")] = None,
+        repo_type: Annotated[RepoType | None, Field(description="Omit to search both")] = None,
         operations: Annotated[list[Operation] | None, Field(description="Default: overview")] = None,
         config: Annotated[str | None, Field(description="Dataset config")] = None,
         split: Annotated[str | None, Field(description="Dataset split")] = None,
         offset: Annotated[int, Field(description="First row")] = 0,
         limit: Annotated[int, Field(description="Rows, up to 100")] = 5,
     ) -> Annotated[CallToolResult, results.ReposReply]:
-        """Check that Hugging Face repos exist and can be read, with revision, size, columns and rows; suggests ids."""
+        """Check that Hugging Face repos exist and are readable; return revision, size, columns, rows, similar ids."""
         async with HubClient(HubConfig.from_env(ctx.env), clock=ctx.clock) as hub:
             wanted = operations or ["overview"]
             found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)
@@ -40,8 +40,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def dataset_search(
         query: Annotated[str, Field(description="Words of the name")] = "",
         author: Annotated[str, Field(description="Owner")] = "",
-        tags: Annotated[list[str] | None, Field(description="Such as task_categories:text-generation")] = None,
-        sort: Annotated[Sort, Field(description="Greatest first")] = "downloads",
+        tags: Annotated[list[str] | None, Field(description="For example task_categories:text-generation")] = None,
+        sort: Annotated[Sort, Field(description="Highest first")] = "downloads",
         limit: Annotated[int, Field(description="Rows, up to 50")] = 10,
     ) -> Annotated[CallToolResult, results.DatasetsReply]:
         """Find datasets on the Hugging Face Hub."""

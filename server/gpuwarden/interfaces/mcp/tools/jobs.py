@@ -1,4 +1,4 @@
-"""The tools on jobs and their machines: submit_job, check_job, cancel_job and list_instances."""
+"""Tools for jobs and their machines: submit_job, check_job, cancel_job and list_instances."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from pathlib import Path
@@ -33,7 +33,7 @@ from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
-    """Put the tools on a server."""
+    """Add the tools to a server."""
     _add_submit(server, ctx)
 
     @server.tool(annotations=WRITE)
@@ -41,10 +41,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         job_id: JobId,
         log_cursor: Annotated[int | None, Field(description="Log from this byte; omit for its end", ge=0)] = None,
         log_bytes: Annotated[int, Field(description="Bytes of log to return", ge=0, le=16_000)] = 2_000,
-        until: Annotated[Until | None, Field(description="Wait up to 45 s for this news")] = None,
+        until: Annotated[Until | None, Field(description="Wait up to 45 s for this event")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.CheckReply]:
-        """State, step, metrics, meter and log of a job, now. Also moves it on: boots, launches, resumes."""
+        """Return a job's state, step, metrics, billing and log. Also advances the job: boot, launch, resume."""
         if is_fan_out(job_id):
             found = await advance_fan_out(ctx, job_id)
             assert found.now is not None
@@ -60,13 +60,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def cancel_job(
         job_id: JobId,
         action: Annotated[
-            Literal["cancel", "pause", "resume"], Field(description="pause keeps it for a later resume")
+            Literal["cancel", "pause", "resume"], Field(description="pause keeps the job for a later resume")
         ] = "cancel",
     ) -> Annotated[CallToolResult, results.CheckReply]:
-        """End a job's process, with a signal first so that it can save. Its machine stays and bills on."""
+        """End a job's process, with a signal first so that it can save. Its machine keeps running and billing."""
         if is_fan_out(job_id):
             if action == "pause":
-                raise NotSupported("a fan-out can't be paused", "Cancel it, and resume it later: proven cells stay.")
+                raise NotSupported("a fan-out can't be paused", "Cancel it and resume it later: proven cells are kept.")
             decided = {"cancel": cancel_fan_out, "resume": continue_fan_out}[action]
             found = await decided(ctx, job_id, ctx.ledger.acting)
             assert found.now is not None
@@ -79,7 +79,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         offers_for: Annotated[str | None, Field(description="GPU to price on every platform")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.InstancesReply]:
-        """Every rented machine, ours or not: state, billing, cost, job. What can't be seen is unknown, not gone."""
+        """List every rented machine, ours or not: state, billing, cost, job. An unreadable one is unknown, not gone."""
         reply = results.listed(await list_instances(ctx))
         if offers_for:
             reply.offers = results.offered(await offers(ctx, Resources(gpu=offers_for))).offers
@@ -90,21 +90,21 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def submit_job(
         platform: Annotated[
-            str | None, Field(description="local, runpod ...; rehearsal/<name> is free practice")
+            str | None, Field(description="local, runpod ...; rehearsal/<name> simulates it for free")
         ] = None,
         script: Annotated[
             str | None,
             Field(description="PEP 723 script: path, text, or gpuwarden://templates/NAME"),
         ] = None,
-        command: Annotated[list[str] | None, Field(description="Arguments, instead of script")] = None,
+        command: Annotated[list[str] | None, Field(description="Argument list, instead of script")] = None,
         args: Annotated[list[str] | None, Field(description="Script's arguments")] = None,
         name: Annotated[str, Field(description="Short name")] = "job",
         env: Annotated[dict[str, str] | None, Field(description="Plain variables, never secrets")] = None,
-        secrets: Annotated[list[str] | None, Field(description="Names of set variables: HF_TOKEN")] = None,
+        secrets: Annotated[list[str] | None, Field(description="Names of set environment variables: HF_TOKEN")] = None,
         inputs: Annotated[
             list[str] | None, Field(description="Files or folders to send, below the working directory")
         ] = None,
-        outputs: Annotated[list[str] | None, Field(description="To keep, below the working folder")] = None,
+        outputs: Annotated[list[str] | None, Field(description="Paths to keep, below the working folder")] = None,
         artifact_store: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
         timeout_s: Annotated[int | None, Field(description="Hard limit; estimate + 30 % or more")] = None,
         estimate_s: Annotated[int | None, Field(description="Expected run time")] = None,
@@ -114,24 +114,24 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         disk_gb: Annotated[int | None, Field(description="Disk")] = None,
         interruptible: Annotated[bool, Field(description="Cheaper; resumes from a checkpoint")] = False,
         durable_storage: Annotated[bool, Field(description="Storage that survives teardown")] = False,
-        teardown: Annotated[Verb, Field(description="How the machine ends")] = "terminate",
+        teardown: Annotated[Verb, Field(description="How to end the machine")] = "terminate",
         max_restarts: Annotated[int, Field(description="Relaunches after interruptions")] = 3,
-        alternatives: Annotated[list[str] | None, Field(description="Without capacity, next: PLATFORM[:GPU]")] = None,
-        options: Annotated[dict[str, Any] | None, Field(description="Of this platform; see its profile")] = None,
-        project: Annotated[str, Field(description="Tag for costs")] = "",
+        alternatives: Annotated[list[str] | None, Field(description="Next if no capacity: PLATFORM[:GPU]")] = None,
+        options: Annotated[dict[str, Any] | None, Field(description="Platform options; see its profile")] = None,
+        project: Annotated[str, Field(description="Cost tag")] = "",
         grid: Annotated[
             dict[str, list[str]] | None, Field(description="Fan-out over combinations of --name=value")
         ] = None,
-        seeds: Annotated[int, Field(description="Fan-out: each with --seed=0 to n-1", ge=0, le=1_000)] = 0,
-        max_machines: Annotated[int, Field(description="Of a fan-out", ge=1, le=256)] = 1,
+        seeds: Annotated[int, Field(description="Fan-out over --seed=0 to n-1", ge=0, le=1_000)] = 0,
+        max_machines: Annotated[int, Field(description="Of a fan-out, at a time", ge=1, le=256)] = 1,
         dry_run: Annotated[bool, Field(description="Only check")] = False,
-        rehearse: Annotated[bool, Field(description="Try its first step here")] = False,
-        receipt: Annotated[str | None, Field(description="From the check; alone it launches that")] = None,
+        rehearse: Annotated[bool, Field(description="Run its first step here")] = False,
+        receipt: Annotated[str | None, Field(description="From the check; pass it alone to launch")] = None,
     ) -> Annotated[CallToolResult, results.SubmitReply]:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
-        receipt; a call with just that receipt launches, once. Returns at once; follow with check_job.
+        receipt; a call with only that receipt launches, once. Returns at once; follow with check_job.
         """
-        # The parameters of what is to run, which are the spec's fields; what was left out takes the spec's default.
+        # The parameters that are fields of the spec; an omitted one takes the spec's default.
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }
@@ -140,7 +140,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             reply = results.submitted(found) if isinstance(found, Submission) else results.fanned_out(found)
             return answer(ctx, reply)
         if platform is None:
-            raise BadRequest("no platform was given", "Name one; only a launch by its receipt alone needs none.")
+            raise BadRequest("platform is missing", "Name one, or launch with only a receipt.")
         file = ""
         if script is not None and script.startswith(TEMPLATES):
             given["script"] = trainer(script.removeprefix(TEMPLATES)).text
@@ -148,10 +148,10 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             given["script"], file = script_in(ctx.cwd or Path.cwd(), script), script
         if grid or seeds:
             if rehearse:
-                raise BadRequest("a fan-out is not rehearsed; nothing was done", "Rehearse one cell: give its args.")
+                raise BadRequest("a fan-out can't be rehearsed; nothing was done", "Rehearse one cell: pass its args.")
             limits = {"max_machines": max_machines, "max_cost_usd": max_cost_usd}
-            roster = gridded(build(JobSpec, given), grid or {}, seeds, **limits)
-            rows = await fan_out(ctx, roster, dry_run=dry_run, receipt=receipt, script_file=file)
+            plan = gridded(build(JobSpec, given), grid or {}, seeds, **limits)
+            rows = await fan_out(ctx, plan, dry_run=dry_run, receipt=receipt, script_file=file)
             return answer(ctx, results.fanned_out(rows))
         spec = build(JobSpec, given)
         job = await submit(ctx, spec, dry_run=dry_run, receipt=receipt, script_file=file, rehearse=rehearse)

@@ -26,22 +26,22 @@ from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
-    """Put all of it on a server."""
+    """Add the tool, the resource templates and the prompts to a server."""
 
     @server.tool(annotations=LOOK)
     async def search_references(
         query: Annotated[str, Field(description="A symptom in any words, an id, or lines of a log")],
         limit: Annotated[int, Field(description="Up to 10")] = 5,
     ) -> Annotated[CallToolResult, SearchReply]:
-        """Look known failures and how-to pages up: cause, fix, page."""
+        """Search known failures and how-to pages: cause, fix, page."""
         reply = await anyio.to_thread.run_sync(look_up, query, limit)
         if reply.hits:
-            reply.hint = f"{LEAD} Read {ENTRY_TEMPLATE} for one entry whole, or the uri for its page."
+            reply.hint = f"{LEAD} Read {ENTRY_TEMPLATE} for a full entry, or the uri for its page."
         return answer(ctx, reply)
 
     @server.resource(ENTRY_TEMPLATE, name="entry", title="One known failure", mime_type=MARKDOWN)
     async def entry(id: str) -> str:  # noqa: A002 - the variable of the template
-        """An entry of the references, whole, by its id."""
+        """Return a full entry of the references by its id."""
         try:
             return await anyio.to_thread.run_sync(entry_text, id)
         except NotFound as error:
@@ -49,7 +49,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.resource(JOB_TEMPLATE, name="job", title="One job, live", mime_type="application/json")
     async def job(job_id: str) -> str:
-        """A job now: state, step, loss, cost, clocks. Subscribe to hear when it changes."""
+        """Return a job's current state, step, loss, cost and clocks. Subscribe to be notified of changes."""
         try:
             return job_text(ctx, job_id)
         except NotFound as error:
@@ -57,12 +57,12 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
 
     @server.resource(PROFILE_TEMPLATE, name="profile", title="One platform's profile", mime_type=MARKDOWN)
     async def profile(name: str) -> str:
-        """A platform's storage, meter and traps. Every profile is listed, so that this finds no other."""
-        raise ResourceNotFoundError(f"there is no profile {line(name, 80)!r}")
+        """Return a platform's storage, billing and pitfalls. Every profile is listed as a resource."""
+        raise ResourceNotFoundError(f"no profile is named {line(name, 80)!r}; list the resources for all profiles")
 
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:
-        """A shipped training script; with a model and a dataset of the Hub, the arguments that fit them."""
+        """Return a shipped training script or, for a model and a dataset of the Hub, the matching arguments."""
         try:
             if not (model or dataset):
                 return template_page(await anyio.to_thread.run_sync(trainer, name))

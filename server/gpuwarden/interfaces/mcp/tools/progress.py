@@ -1,4 +1,4 @@
-"""Saying how far a piece of work is, to a client that waits for it."""
+"""Progress notifications for a waiting client."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mcp.server.mcpserver import Context as ClientContext
 
 T = TypeVar("T")
 Note = Callable[[float, float | None], None]
-"""Says how far a piece of work is: bytes done, and of how many when that is known."""
+"""Callback for progress: bytes done, and the total in bytes if it is known."""
 
 
 async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awaitable[T]], doing: str) -> T:
-    """Do `work`, which is handed a function to say how far it is, and notify the client twice a second.
+    """Run `work` with a progress callback, and notify the client twice a second.
 
-    `doing` is the verb of the message: "verifying".
+    `doing` is the verb of the message, such as "verifying".
     """
     news: list[tuple[float, float | None]] = []
 

@@ -1,4 +1,4 @@
-"""The tool teardown_request, and the question that it may put to the person at the client."""
+"""The tool teardown_request, and the question that it may ask the user in the client."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
 from typing import Annotated, Any, Final
@@ -26,38 +26,38 @@ CHANNEL: Final = "elicitation"
 
 
 class Yes(BaseModel):
-    """The form that a person answers."""
+    """The form that the user answers."""
 
-    # Some clients send it back empty and show it to nobody: what is neither yes nor no is no answer.
+    # Some clients return the form empty without showing it, so only true and false count as answers.
     model_config = ConfigDict(json_schema_extra={"required": ["approve"]})
     approve: Annotated[bool | None, BeforeValidator(lambda said: said if isinstance(said, bool) else None)] = Field(
-        None, description="Stop the meter and delete what is listed"
+        None, description="End the machine and delete the listed files"
     )
 
 
 class Unasked(BaseModel):
-    """Nobody was asked."""
+    """The user was not asked."""
 
 
 def add(server: MCPServer[Any], ctx: Context) -> None:
-    """Put the tool on a server."""
+    """Add the tool to a server."""
 
     async def look(job_id: str, verb: Verb) -> TeardownView:
-        """Return the request as it is now. Looked at once a round, so that what is approved is what was shown."""
+        """Return the current request. Resolved once per call, so that the user approves the facts that were shown."""
         return await request(ctx, job_id, verb)
 
     async def ask_person(
         view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
     ) -> Elicit[Yes] | Unasked:
-        """Ask in the client, where it can ask and every proof is present."""
+        """Ask in the client, if it can ask and every proof is present."""
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
-        # A client that declares only links shows no forms.
+        # A client that declares only URLs shows no forms.
         shows_forms = declared is not None and (declared.form is not None or declared.url is None)
         kinds = (ApprovalDeclined, ApprovalUnanswered)
         before = (ctx.ledger.last(view.record.subject, kind) for kind in kinds)
         if any(said is not None and said.data.digest == view.record.digest for said in before):
-            return Unasked()  # the same facts are asked about once
+            return Unasked()  # ask only once about the same facts
         if not asks or CHANNEL not in ctx.policy.approval.channels:
             return Unasked()
         if not shows_forms:
@@ -68,13 +68,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=ENDS)
     async def teardown_request(
         job_id: JobId,
-        verb: Annotated[Verb, Field(description="How it ends")],
+        verb: Annotated[Verb, Field(description="How to end it")],
         view: Annotated[TeardownView, Resolve(look)],
         said: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
-        """Ask for a job's machine to be ended. Refused until its outputs are pulled and proven; then a person
-        approves with `gpuwarden approve`. Nothing you pass approves it. Call again to follow.
+        """Request the end of a job's machine. Refused until its outputs are pulled and proven; then the user approves
+        with `gpuwarden approve`. No argument approves it. Call again for its progress.
         """
         form = said.data if isinstance(said, AcceptedElicitation) else None
         choice = form.approve if isinstance(form, Yes) else None
@@ -84,25 +84,25 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
             if (
                 token := get_access_token()
-            ) is not None:  # over HTTP, where the client has a name that a person gave it
+            ) is not None:  # over HTTP, where the client has a token with a name chosen by the user
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
         if choice is False:  # only this is an objection
-            declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the person at the client")
+            declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the user in the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
-        elif not isinstance(form, Unasked):  # perhaps the client's own doing, which nobody saw
+        elif not isinstance(form, Unasked):  # perhaps an automatic answer of the client, never shown to the user
             ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=said.action))
         return answer(ctx, results.torn_down(view, declined=choice is False))
 
 
 def question(view: TeardownView) -> str:
-    """Return the question for a person. It names the digest of the facts, so that a yes is bound to exactly these."""
+    """Return the question to the user. It names the digest of the facts, so that a yes applies to these facts only."""
     lease, record = view.lease, view.record
     dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    # The client is asked again when the text changes, so the cost is that of the time when the ticket was made.
+    # A changed text would be asked again, so the cost is that at the time of the ticket.
     price = lease.instance.price_usd_per_hour if lease.instance else None
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (

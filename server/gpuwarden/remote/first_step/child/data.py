@@ -1,4 +1,4 @@
-"""Datasets of the Hub from the rows that the parent brought, and calls that ask for more rows than there are."""
+"""Datasets of the Hub from the parent's rows, and calls that request more rows than these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Note the errors that a script catches and goes on after, because what they cost is lost without a trace.
+"""Record the errors that a script catches and ignores, since their consequences would otherwise stay unnoticed.
 
-A handler of every error counts where it does no more than call: it prints, logs, appends a zero, exits. What it caught
-is a fault of the script where the text is wrong, or where what failed had to save something.
+Only handlers of all errors are watched, and only if they consist of calls: print, log, append a zero, exit. A caught
+error is a fault of the script if the script's text is wrong, or if the failed code had to save something.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CAUGHT, SAVED_NOTHING = "__rehearsal_caught__", "__rehearsal_saved_nothing__"
 
 
 def watch(tree: ast.Module) -> ast.Module:
-    """Return the script with a call at the start of its handlers of every error."""
+    """Return the script with a call at the start of its handlers of all errors."""
     watched: ast.Module = ast.fix_missing_locations(_Watched().visit(tree))
     return watched
 
@@ -30,7 +30,7 @@ def watch(tree: ast.Module) -> ast.Module:
 def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[[], None]]:
     """Return the functions that a watched script calls.
 
-    `wrong`: an error says that the script's text is wrong. `blamed`: nothing else than the script explains it.
+    `wrong`: the error shows that the script's text is wrong. `blamed`: only the script can have caused the error.
     """
 
     def noting(counts: Judge) -> Callable[[], None]:

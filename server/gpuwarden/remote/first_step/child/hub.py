@@ -1,4 +1,4 @@
-"""The Hub without a network: uploads are noted, an account answers, models come from what the parent brought."""
+"""The Hub without a network: record uploads, emulate an account, and load models from the parent's files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def patch_models(record: Record, module: ModuleType) -> None:
 
 
 def patch_auto(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.models.auto.auto_factory`, which looks at these arguments before a model does."""
+    """Patch `transformers.models.auto.auto_factory`, which reads these arguments before a model does."""
     kind = module._BaseAutoModelClass
     original = kind.from_pretrained.__func__
 
@@ -106,7 +106,7 @@ def patch_auto(record: Record, module: ModuleType) -> None:
 
 
 def plain_loading(record: Record, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the arguments of a load without what needs a GPU."""
+    """Return the arguments of a load without those that need a GPU."""
     kept = dict(given)
     for name in ("quantization_config", "load_in_4bit", "load_in_8bit"):
         if kept.pop(name, None):

@@ -1,4 +1,4 @@
-"""End the loops that train after their first optimizer step, so that what follows them runs too.
+"""End training loops after their first optimizer step, so that the code after them runs too.
 
 A loop trains when its body calls `.backward(...)`, or a function of the script that does. Its items, or its condition,
 go through a counter; line numbers stay. A loop that never steps ends after `MOST` rounds.

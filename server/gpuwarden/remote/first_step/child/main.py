@@ -1,8 +1,8 @@
-"""Run a script up to its first step, and write what came of it.
+"""Run a script up to its first step, and write the outcome.
 
     python -I -c "import sys; sys.path.insert(0, CODE); from ...child.main import main; main(ORDER)"
 
-The order is a JSON file: the script, its arguments, the bounds, and what the parent brought from the Hub.
+The order is a JSON file: the script, its arguments, the limits, and the files that the parent downloaded from the Hub.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpuwarden.remote.first_step.child.record import Enough, Record, Stopped, mo
 from gpuwarden.remote.first_step.child.verdict import is_wrong, judge, judge_caught, stopped
 
 REPORTS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".png", ".html", ".yaml")
-"""Files that say how a model did: where a script saves nothing else, the model is lost."""
+"""Report files: if a script saves no other files, the model is lost."""
 
 
 def main(order_file: str) -> NoReturn:
-    """Rehearse, write the outcome, and end without waiting for what the script left running."""
-    gc.set_threshold(200_000, 20, 20)  # imports make millions of objects that stay
+    """Rehearse, write the outcome, and exit without waiting for the script's other threads and processes."""
+    gc.set_threshold(200_000, 20, 20)  # imports create millions of permanent objects
     with open(order_file, encoding="utf-8") as file:
         order = json.load(file)
     bound(order)
@@ -60,7 +60,7 @@ def main(order_file: str) -> NoReturn:
 
 
 def bound(order: Dict[str, Any]) -> None:
-    """Limit memory, processor time and the size of a file for this process and all that it starts."""
+    """Limit memory, processor time and file size for this process and its children."""
     try:
         import resource
     except ImportError:  # Windows; the parent's limit of time still applies
@@ -74,7 +74,7 @@ def bound(order: Dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise Stopped in the script when its time is over, so that the place is known."""
+    """Raise Stopped in the script when its time is over, so that the traceback has the line."""
 
     def late(*args: Any) -> NoReturn:
         raise Stopped(f"it took longer than {seconds:.0f} s")
@@ -91,7 +91,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def peak() -> float:
-    """Return the most memory that this process had, in megabytes."""
+    """Return the peak memory of this process in megabytes."""
     try:
         import resource
     except ImportError:
@@ -101,7 +101,7 @@ def peak() -> float:
 
 
 def rehearse(record: Record) -> Dict[str, Any]:
-    """Run the script with the substitutes, and judge how it ended."""
+    """Run the script with the substitutes, and judge its end."""
     order = record.order
     small_models.prepare(record, order["hub_cache"])
     substitute(record)
@@ -124,7 +124,7 @@ def rehearse(record: Record) -> Dict[str, Any]:
         bounded = handlers.watch(loops.shorten(tree))
         exec(compile(bounded, script, "exec"), vars(own))  # noqa: S102 - this is what the sandbox is for
     except Enough:
-        return {"outcome": "passed", "why": "it trains without an end that was seen; stopped after some steps"}
+        return {"outcome": "passed", "why": "its training loop has no known end; stopped after some steps"}
     except SystemExit as error:
         if error.code not in (None, 0) and not record.caught:
             return judge(record, error, script)
@@ -139,10 +139,10 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
     if record.unfit:
         return {"outcome": "stopped", "why": record.unfit, "message": record.unfit}
     if not record.steps and "step" not in record.reached:
-        why = "it ended without an optimizer step that was seen here"
+        why = "it ended, and no optimizer step was detected"
         return {"outcome": "stopped", "why": why, "message": why}
     if record.frozen:
-        said = "it trained a model none of whose parameters requires a gradient"
+        said = "it trained a model without any parameter that requires a gradient"
         return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
     files = model_files(work)
     kept = [name for name in files if not name.endswith(REPORTS)]
@@ -157,7 +157,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
 
 
 def substitute(record: Record) -> None:
-    """Put every substitute behind the import of its library."""
+    """Install every substitute right after the import of its library."""
     patches: Dict[str, Callable[[Record, ModuleType], None]] = {
         "torch": devices.patch_torch,
         "torch.utils.data.dataloader": devices.patch_loader,

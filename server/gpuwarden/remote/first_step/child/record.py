@@ -1,4 +1,4 @@
-"""What happened so far in this process: the stages that were reached, and the substitutes that were used."""
+"""The record of one rehearsal: the stages that were reached, and the substitutes that were used."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 MOST = 40
 FEW_LAYERS = 128
-"""Above it a size of a config is a width, up to it also a number of layers, heads or experts."""
+"""A size above it in a config is a width; up to it, also a number of layers, heads or experts."""
 _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
 
 
 class Stopped(BaseException):
-    """A substitute can't go on. Not an Exception, or a library would take it for a failure of the network."""
+    """A substitute can't continue. Not an Exception, since a library would treat that as a network failure."""
 
 
 class Enough(BaseException):
-    """A training loop without an end has made its steps."""
+    """An endless training loop has made enough steps."""
 
 
 class Record:
@@ -41,22 +41,22 @@ class Record:
         self.wants: List[Tuple[str, str]] = []
 
     def at(self, stage: str) -> None:
-        """Note that a stage was reached."""
+        """Record that a stage was reached."""
         assert stage in _STAGES
         if stage not in self.reached:
             self.reached.append(stage)
 
     def replaced(self, what: str, by: str, *, made_up: bool = False) -> None:
-        """Note a substitute. A made-up one is unlike the real thing, so what fails after it may be its fault."""
+        """Record a substitute. A made-up one differs from the original, so it may cause later errors."""
         if len(self.substitutes) < MOST:
             self.substitutes.setdefault(what, by)
         if made_up and what not in self.made_up:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether a number of the script fits the real model only, so that it explains an error.
+        """Return whether a number in the script fits only the real model, which would explain an error.
 
-        That is a layer or head that is left out here, or the real width, its double, half or quarter.
+        That is a layer or head that the small model does not have, or the real width, its double, half or quarter.
         """
         if not any(what.startswith("model ") for what in self.substitutes):
             return False
@@ -65,18 +65,18 @@ class Record:
         return bool(self.numbers & (left_out if "index" in words or "out of range" in words else widths))
 
     def want(self, kind: str, name: str) -> Stopped:
-        """Note a repo that the parent did not bring, and return what to raise."""
+        """Record a repo that the parent did not download, and return the exception to raise."""
         self.wants.append((kind, name))
-        return Stopped(f"the {kind} {name} is not here")
+        return Stopped(f"the {kind} {name} was not downloaded for the rehearsal")
 
     def supply(self, kind: str, name: str) -> Optional[Dict[str, Any]]:
-        """Return what the parent brought of a repo."""
+        """Return the files that the parent downloaded from a repo, None without any."""
         found: Optional[Dict[str, Any]] = self.order.get(kind, {}).get(name)
         return found
 
 
 def model_files(work: str) -> List[str]:
-    """List the files that the script left in its working folder, the largest first: names, bounded."""
+    """List the names of files in the script's working folder, the largest first, up to a limit."""
     found: List[Tuple[int, str]] = []
     for folder, folders, files in os.walk(work):
         folders[:] = sorted(f for f in folders if not f.startswith("."))[:200]
@@ -90,7 +90,7 @@ def model_files(work: str) -> List[str]:
 
 
 def write(path: str, outcome: Dict[str, Any]) -> None:
-    """Write the outcome where the parent reads it, whole or not at all."""
+    """Write the outcome for the parent, whole or not at all."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(outcome, file)
     os.replace(path + ".part", path)

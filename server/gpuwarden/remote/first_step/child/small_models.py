@@ -84,12 +84,12 @@ def prepare(record: Record, hub: str) -> None:
 
 
 def folder_of(hub: str, name: str) -> str:
-    """Return the folder of the one snapshot that the parent made of a model."""
+    """Return the folder of the only snapshot of a model, which the parent created."""
     return os.path.join(hub, "models--" + name.replace("/", "--"), "snapshots", "rehearsal")
 
 
 def give_weights(record: Record, hub: str, name: str, subfolder: str, asked: Any) -> None:
-    """Save random weights of the architecture that a model's config names, or of the class that was asked for."""
+    """Save random weights for the architecture in a model's config, or for the requested class."""
     import transformers
 
     folder = os.path.join(folder_of(hub, name), subfolder)

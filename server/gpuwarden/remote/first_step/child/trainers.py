@@ -1,4 +1,4 @@
-"""Trainers of transformers and of Lightning: one step, one save, one resume, on the CPU, with nothing reported away."""
+"""Trainers of transformers and of Lightning: one step, one save, one resume, on the CPU, without reporting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OFF: Dict[str, Any] = {
 
 
 def patch_arguments(record: Record, module: ModuleType) -> None:
-    """Patch `transformers.training_args`: what needs a GPU or a network is left out of a trainer's settings."""
+    """Patch `transformers.training_args`: disable the settings of a trainer that need a GPU or a network."""
     kind = module.TrainingArguments
     original = kind.__post_init__
 
@@ -127,7 +127,7 @@ def few(rows: Any, settings: Any) -> Any:
 
 
 def checkpoints(folder: str) -> List[str]:
-    """Return the checkpoints of a folder, the last one last."""
+    """Return the checkpoints of a folder, oldest first."""
     names = [n for n in os.listdir(folder) if n.startswith("checkpoint-")] if os.path.isdir(folder) else []
     return [os.path.join(folder, n) for n in sorted(names, key=lambda n: (len(n), n))]
 

@@ -1,4 +1,4 @@
-"""Separate a fault of the script from what a substitute, this machine or a missing supply stopped."""
+"""Distinguish faults of the script from stops by a substitute, this machine or a missing file."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
 
 
 def certain(record: Record, error: BaseException) -> bool:
-    """Return whether an error has nothing to do with what a substitute is: a name, a call, an option that is wrong."""
+    """Return whether an error is independent of all substitutes: a wrong name, call or option."""
     wrong_call = isinstance(error, (TypeError, AttributeError, ImportError, ValueError)) and _CALLS.search(str(error))
     return isinstance(error, _NAMES) or bool(wrong_call) or bool(record.usage)
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that went on after an error; never certain, because its author foresaw one."""
+    """Return the outcome of a script that ignored an error; never certain, because the author expected errors."""
     found = judge(record, error, script)
-    return {**found, "message": f"it goes on after {found['message']}"[:MOST], "certain": False}
+    return {**found, "message": f"it ignores the error {found['message']}"[:MOST], "certain": False}
 
 
 def is_wrong(record: Record, error: BaseException) -> bool:
-    """Return whether an error that was caught says that the script's text is wrong, and not what it was given."""
+    """Return whether a caught error shows that the script's text is wrong, and not its data."""
     thing = getattr(error, "obj", None)  # since Python 3.10
     of_no_value = isinstance(error, AttributeError) and thing is not None and type(thing).__module__ != "builtins"
     return not isinstance(error, ImportError) and (certain(record, error) or of_no_value)
 
 
 def stopped(record: Record, error: BaseException) -> str:
-    """Return why an error is not the script's fault; empty where it is."""
+    """Return why an error is not the script's fault; empty if it is."""
     if isinstance(error, Stopped) or record.unfit:
         return record.unfit or str(error)
     if isinstance(error, ImportError):
@@ -73,14 +73,14 @@ def stopped(record: Record, error: BaseException) -> str:
         return ""
     words = " ".join(f"{type(e).__name__}: {e}" for e in _chain(error))[:4_000]
     name = getattr(error, "filename", None)
-    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # the job's own folder has the same files as here
+    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # the job's own folder has the same files
     for reason, so in (
         ("it needs more memory than a rehearsal has", isinstance(error, MemoryError) or "allocate memory" in words),
         ("it needs more room for files than a rehearsal has", "No space left on device" in words),
-        ("it needs a GPU here", _GPU.search(words)),
-        ("it needs the network here", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
-        (f"the file {name} is not here", isinstance(error, FileNotFoundError) and elsewhere),
-        (f"a substitute is unlike the real thing: {', '.join(record.made_up[:1])}", record.made_up),
+        ("it needs a GPU", _GPU.search(words)),
+        ("it needs the network", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
+        (f"the file {name} does not exist on this machine", isinstance(error, FileNotFoundError) and elsewhere),
+        (f"a substitute differs from the original: {', '.join(record.made_up[:1])}", record.made_up),
         ("it depends on the sizes of the real model", _SIZES.search(words) and record.counts_on_sizes(words)),
     ):
         if so:
@@ -89,7 +89,7 @@ def stopped(record: Record, error: BaseException) -> str:
 
 
 def _missing(record: Record, error: ImportError) -> str:
-    """Return why an import fails for a reason that is not the script's."""
+    """Return the reason for a failed import that is not the script's fault; empty if it is."""
     whole = error.name or ""
     top = whole.split(".")[0]
     if top in _GPU_PACKAGES or (_GPU.search(str(error)) and not _CALLS.search(str(error))):

@@ -1,18 +1,18 @@
-// A card in a conversation. It greets its host and writes the view that came with a tool's answer, by view.js above.
-// It asks its host for nothing: no tool, no message, no link. So nothing can be approved, begun or ended from it.
+// A card in a conversation. It initializes with its host and writes the view of a tool's answer, using view.js above.
+// It requests no tool, message or link from its host, so a card can't approve, start or end anything.
 
 const host = window.parent;
 const main = document.querySelector("main");
 const plain = document.querySelector("[data-plain]");
 const wait = document.querySelector("[data-wait]");
 const GREETING = "greeting";
-const FRESH_S = 600; // what was seen longer ago does not tick on: the machine may be gone
+const FRESH_S = 600; // meters of an older view stop: the machine may be gone
 const REQUESTS = new Set(["ping", "ui/resource-teardown"]);
 let ageing = 0;
 let size = "";
 
 function send(message) {
-  // The host's origin is not known here; nothing of a job is ever sent.
+  // The host's origin is unknown here, so no data of a job is ever sent.
   host.postMessage({ jsonrpc: "2.0", ...message }, "*");
 }
 
@@ -31,7 +31,7 @@ function show(result) {
   } else {
     const said = result?.structuredContent?.message || (result?.content ?? []).map((part) => part.text ?? "").join("\n");
     const words = [said, result?.structuredContent?.hint].filter(Boolean).join("\n");
-    plain.textContent = words.replace(/[\u27e6\u27e7]/g, ""); // the marks of a quotation are for a model
+    plain.textContent = words.replace(/[\u27e6\u27e7]/g, ""); // quotation markers are for models
   }
   main.hidden = !mine;
   plain.hidden = mine || plain.textContent === "";

@@ -1,4 +1,4 @@
-// Curves of several runs on one axis. The server sends a few thousand points; a zoom asks for its own part again.
+// Curves of several runs on one axis. The server sends a few thousand points; a zoom requests its part again.
 
 const section = document.querySelector("[data-curves]");
 const holder = section.querySelector("[data-plot]");
@@ -13,10 +13,10 @@ const HEIGHT = 320;
 const ROWS = 40;
 let plot = null;
 let curves = [];
-let part = null; // the steps that are zoomed to
+let part = null; // the zoomed range of steps
 
 function color(name) {
-  // A canvas needs the computed color: the text of a variable may be a light-dark() pair.
+  // A canvas needs the computed color, as the value of a variable may be a light-dark() pair.
   const probe = document.createElement("i");
   probe.className = `probe ${name}`;
   section.append(probe);

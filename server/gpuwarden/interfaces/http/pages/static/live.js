@@ -1,16 +1,16 @@
-// Keeps a page current: follows the stream of its views, or asks for its view every few seconds.
+// Updates a page: follows the stream of its views, or requests its view every few seconds.
 
 import { apply } from "./view.js";
 
 const body = document.body;
 const address = body.dataset.live;
 
-// A page that is seen follows one stream of its views; without a stream it asks again and again. One that is hidden does neither.
+// A visible page follows one stream of its views; without a stream it polls. A hidden page does neither.
 const RETRY_STREAM_MS = 30_000;
 const connection = document.querySelector("[data-connection]");
 let failures = 0;
 let stream = null;
-let streamAfter = 0; // when a stream may be tried again
+let streamAfter = 0; // earliest time for another attempt to open a stream
 let timer = 0;
 let ended = false;
 
@@ -26,7 +26,7 @@ function received(view) {
 
 function lost() {
   failures += 1;
-  if (failures > 1) say("The server does not answer; what is shown may be old.");
+  if (failures > 1) say("The server does not answer; this page may be out of date.");
 }
 
 function follow() {
@@ -42,7 +42,7 @@ function open() {
   opened.addEventListener("view", (event) => { if (stream === opened) received(JSON.parse(event.data)); });
   opened.addEventListener("error", () => {
     if (stream !== opened) return;
-    if (opened.readyState !== EventSource.CLOSED) { lost(); return; } // the browser tries again
+    if (opened.readyState !== EventSource.CLOSED) { lost(); return; } // the browser reconnects
     close();
     streamAfter = performance.now() + RETRY_STREAM_MS;
     follow();

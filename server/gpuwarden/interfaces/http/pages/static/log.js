@@ -1,4 +1,4 @@
-// The log as text: its end is replaced in place, older pieces go before it, and matches are marked without markup.
+// The log as text: its end is replaced in place, older parts are put before it, and matches are marked without markup.
 
 const section = document.querySelector("[data-log]");
 const box = section.querySelector("pre");
@@ -30,7 +30,7 @@ function ranges(word) {
     const text = node.data.toLowerCase();
     for (let at = text.indexOf(word); at >= 0 && found.length < 5000; at = text.indexOf(word, at + word.length)) {
       const range = new Range();
-      // Lower case may have another length in a few languages; then a mark is shifted, and nothing breaks.
+      // Lower-case text has another length in a few languages; the marks are then shifted.
       range.setStart(node, Math.min(at, node.length));
       range.setEnd(node, Math.min(at + word.length, node.length));
       found.push(range);

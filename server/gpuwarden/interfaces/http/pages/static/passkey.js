@@ -1,4 +1,4 @@
-// Approve the facts that are shown, by a passkey that signs them or a code of the terminal; and register a passkey.
+// Approve the shown facts by a passkey's signature or a terminal's code, and register a passkey.
 
 const outcome = document.querySelector("[data-outcome]");
 
@@ -27,7 +27,7 @@ async function attempt(button, work, waiting = "Waiting for your passkey ...") {
 }
 
 function supported() {
-  if (!window.PublicKeyCredential?.parseRequestOptionsFromJSON) throw new Error("This browser offers no passkeys here.");
+  if (!window.PublicKeyCredential?.parseRequestOptionsFromJSON) throw new Error("This browser does not support passkeys on this page.");
 }
 
 const decide = document.querySelector("[data-approve]");
@@ -44,7 +44,7 @@ const typed = decide?.querySelector("[data-code]");
 typed?.addEventListener("submit", async (event) => {
   event.preventDefault();
   const body = { digest: decide.dataset.digest, code: typed.elements.code.value };
-  const done = await attempt(typed.querySelector("button"), () => post(`${decide.dataset.approve}/code.json`, body), "Comparing the code ...");
+  const done = await attempt(typed.querySelector("button"), () => post(`${decide.dataset.approve}/code.json`, body), "Checking the code ...");
   if (!done) return;
   typed.reset();
   answered();
@@ -56,7 +56,7 @@ function answered() {
   follow();
 }
 
-// The meter counts as running until it is seen to have stopped.
+// Billing counts as running until it is confirmed stopped.
 async function follow() {
   if (!decide.dataset.approve.startsWith("/approve/t")) return;
   const found = await fetch(`${decide.dataset.approve}/state.json`, { cache: "no-store" }).then((answer) => answer.json()).catch(() => null);
@@ -76,5 +76,5 @@ form?.addEventListener("submit", async (event) => {
   });
   if (!done) return;
   form.reset();
-  document.querySelector("[data-registered]").hidden = true; // the list as it was before
+  document.querySelector("[data-registered]").hidden = true; // the list is out of date
 });

@@ -1,4 +1,4 @@
-// Runs before the first paint, so that a chosen color scheme does not flash.
+// Runs before the first paint, so that the chosen color scheme applies without a flash.
 "use strict";
 (function () {
   const kinds = ["", "light", "dark"];
@@ -21,7 +21,7 @@
     apply();
     document.querySelector("[data-theme-switch]")?.addEventListener("click", () => {
       chosen = kinds[(kinds.indexOf(chosen) + 1) % kinds.length];
-      try { localStorage.setItem("theme", chosen); } catch { /* it holds for this page */ }
+      try { localStorage.setItem("theme", chosen); } catch { /* applies to this page only */ }
       apply();
     });
   });

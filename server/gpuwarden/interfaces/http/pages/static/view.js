@@ -1,4 +1,4 @@
-// Writes a view into a page or a card, in place. Texts are written as text, never as markup; an element that did not change is not touched.
+// Writes a view into a page or a card, in place. Texts are written as text, never as markup; unchanged elements are not touched.
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -8,7 +8,7 @@ export function write(element, text) {
 }
 
 function trace(path, steps) {
-  // Moves and lines of a drawing, nothing else.
+  // Accept only moves and lines.
   const drawn = /^[ML0-9 .-]*$/.test(steps ?? "") ? steps ?? "" : "";
   if (path.getAttribute("d") !== drawn) path.setAttribute("d", drawn);
   if (!("mark" in path.dataset)) path.ownerSVGElement.toggleAttribute("hidden", drawn === "");
@@ -23,7 +23,7 @@ function fill(item, row) {
     if ("link" in element.dataset) {
       write(element, text);
       const path = row[element.dataset.link];
-      // Only a path of this server.
+      // Accept only a path on this server.
       if (path && /^\/(?!\/)/.test(path) && element.getAttribute("href") !== path) element.setAttribute("href", path);
     } else if (element.parentElement.dataset.with) {
       if (element.textContent !== text) element.textContent = text;
@@ -96,7 +96,7 @@ export function apply(view) {
 function announce(list, rows) {
   const known = new Set([...list.children].map((item) => item.dataset.key));
   const fresh = rows.filter((row) => !known.has(row.key));
-  if (fresh.length) document.querySelector("[data-announce]").textContent = "Waits for you: " + fresh[0].text;
+  if (fresh.length) document.querySelector("[data-announce]").textContent = "Waiting for you: " + fresh[0].text;
 }
 
 // ------------------------------------------------------------------------------------------------------- meters
@@ -107,7 +107,7 @@ function begin(element, amount, rate) {
   meters.set(element, { amount, rate, since: performance.now() });
   const spoken = element.querySelector("[data-spoken]");
   const text = dollars(amount, 2);
-  // A reader hears the amount when it is asked for, to the cent; the running digits are for eyes.
+  // Screen readers get the amount to the cent; the running digits are visual only.
   if (spoken.textContent !== text) spoken.textContent = text;
   tick(element);
 }

@@ -9,7 +9,7 @@ import pytest
 
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.states import Job
-from gpuwarden.interfaces.mcp.background_watch import tend
+from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import launch, open_house, rent_cloud, training
 from waiting import soon
@@ -24,6 +24,6 @@ async def test_a_job_that_nobody_looks_at_is_launched_and_ends(tmp_path: Path) -
     job = await launch(ctx, training(tmp_path / "said"))
     assert read_job(ctx.ledger, job).state is Job.PROVISIONING
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tend, ctx, 0.05)
+        tasks.start_soon(watch_in_background, ctx, 0.05)
         await soon(lambda: read_job(ctx.ledger, job).state is Job.SUCCEEDED)
         tasks.cancel_scope.cancel()

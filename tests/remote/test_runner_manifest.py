@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from gpuwarden.remote.runner.manifest import Problem
-from gpuwarden.remote.runner.manifest import roster as listed
+from gpuwarden.remote.runner.manifest import list_files as listed
 from runner_kit import linux, runner_file
 
 
-def roster(
+def listing(
     folder: Path, *paths: str, verb: str = "manifest", root: str = ""
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     argv = [sys.executable, "-I", "-S", runner_file(), verb, str(folder)]
@@ -29,7 +29,7 @@ def roster(
     return rows, last
 
 
-def test_the_roster_follows_no_link_out(folder: Path) -> None:
+def test_the_manifest_follows_no_link_out(folder: Path) -> None:
     out = folder / "work" / "out"
     (out / "sub").mkdir(parents=True)
     (out / "sub" / "model").write_bytes(b"weights")
@@ -39,7 +39,7 @@ def test_the_roster_follows_no_link_out(folder: Path) -> None:
     (out / "up").symlink_to("../..")
     (out / "dangling").symlink_to("nowhere")
     (folder / "work" / "away").symlink_to("/etc")
-    rows, last = roster(folder, "out", "away", "../status.json", "gone")
+    rows, last = listing(folder, "out", "away", "../status.json", "gone")
     sha = hashlib.sha256(b"weights").hexdigest()
     assert {r["path"]: r["sha256"] for r in rows} == {"out/best": sha, "out/sub/model": sha}
     assert last["missing"] == ["../status.json", "gone"]
@@ -61,7 +61,7 @@ def test_a_folder_that_goes_away_meanwhile_lacks_nothing(folder: Path) -> None:
 
 def test_a_work_folder_swapped_for_a_link_opens_nothing(folder: Path) -> None:
     (folder / "work").symlink_to("/etc")
-    rows, last = roster(folder, "passwd")
+    rows, last = listing(folder, "passwd")
     assert rows == [] and last["skipped"][0]["path"] == "passwd"
 
 
@@ -69,7 +69,7 @@ def test_absolute_outputs_lie_under_the_root(folder: Path, tmp_path: Path) -> No
     (tmp_path / "inst" / "workspace" / "ckpt").mkdir(parents=True)
     (tmp_path / "inst" / "workspace" / "ckpt" / "a").write_text("x")
     (tmp_path / "inst" / "workspace" / "etc").symlink_to("/etc")
-    rows, last = roster(folder, "/workspace/ckpt", "/workspace/etc", root=str(tmp_path / "inst"))
+    rows, last = listing(folder, "/workspace/ckpt", "/workspace/etc", root=str(tmp_path / "inst"))
     assert [r["path"] for r in rows] == ["/workspace/ckpt/a"]
     assert [s["path"] for s in last["skipped"]] == ["/workspace/etc"]
 
@@ -83,7 +83,7 @@ def test_strange_names_are_said_not_crashed_on(folder: Path) -> None:
     os.mkdir(work + b"/dir\xfe")
     Path(os.fsdecode(work + b"/dir\xfe/in")).write_bytes(b"x")
     os.mkfifo(work + b"/pipe")
-    rows, last = roster(folder, ".")
+    rows, last = listing(folder, ".")
     assert sorted(r["path"] for r in rows) == ["./new\nline", "./ü"]
     assert {s["path"] for s in last["skipped"]} == {"./bad\\xff", "./dir\\xfe/in", "./pipe"}
 
@@ -104,11 +104,11 @@ def test_a_file_that_keeps_growing_gets_no_digest(folder: Path) -> None:
     writer = threading.Thread(target=grow)
     writer.start()
     try:
-        rows, last = roster(folder, "grown")
+        rows, last = listing(folder, "grown")
     finally:
         done.set()
         writer.join()
     assert rows[0]["sha256"] is None
     assert last["skipped"][0]["path"] == "grown"
-    rows, last = roster(folder, "grown")
+    rows, last = listing(folder, "grown")
     assert rows[0]["sha256"] == hashlib.sha256(grown.read_bytes()).hexdigest() and not last["skipped"]

@@ -1,4 +1,4 @@
-"""A roster of cells: none collides, none is forgotten, none runs twice, whatever its queues leave behind."""
+"""A plan of cells: none collides, none is forgotten, none runs twice, whatever its queues leave behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Sighting, reconcile
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.fan_out import Roster, Search, cells_of, drawn, grid, pack, queue_spec, representatives, weight
+from gpuwarden.core.fan_out import FanOutPlan, Search, cells_of, drawn, grid, pack, queue_spec, representatives, weight
 from gpuwarden.core.models import Cell, JobSpec
 from gpuwarden.interfaces.cli.fan_out import _indices
 from wording import Wording
@@ -47,19 +47,19 @@ def test_a_grid_that_would_collide_or_burst_is_refused(
 def test_cells_that_collide_or_carry_another_digest_are_refused(wording: Wording) -> None:
     twin = cells_of(BASE, [{"lr": "1"}, {"lr": "1"}])
     with pytest.raises(ValidationError) as refused:
-        Roster(base=BASE, cells=twin)
+        FanOutPlan(base=BASE, cells=twin)
     wording(refused.value.errors()[0]["ctx"]["error"])
     forged = (Cell(index=0, settings={"lr": "1"}, config=twin[0].config[:-1] + "x"),)
     with pytest.raises(ValidationError) as refused:
-        Roster(base=BASE, cells=forged)
+        FanOutPlan(base=BASE, cells=forged)
     wording(refused.value.errors()[0]["ctx"]["error"])
     with pytest.raises(ValidationError) as refused:
-        Roster(base=BASE, cells=cells_of(BASE, [{"lr": "1"}], first=1))
+        FanOutPlan(base=BASE, cells=cells_of(BASE, [{"lr": "1"}], first=1))
     wording(refused.value.errors()[0]["ctx"]["error"])
     with pytest.raises(ValidationError) as refused:
-        Roster(base=BASE)
+        FanOutPlan(base=BASE)
     wording(refused.value.errors()[0]["ctx"]["error"])
-    assert Roster(base=BASE, search=Search(space={"lr": "1e-6..1e-3"}, trials=7)).size == 7
+    assert FanOutPlan(base=BASE, search=Search(space={"lr": "1e-6..1e-3"}, trials=7)).size == 7
 
 
 def test_a_setting_never_becomes_another_argument() -> None:
@@ -96,15 +96,15 @@ def test_a_weight_that_is_not_a_number_is_refused() -> None:
 
 
 def test_a_queue_has_time_for_each_of_its_turns() -> None:
-    roster = Roster(base=BASE.model_copy(update={"gpu_count": 2}), cells=CELLS)
-    spec = queue_spec(roster, CELLS[:5], "q")
+    plan = FanOutPlan(base=BASE.model_copy(update={"gpu_count": 2}), cells=CELLS)
+    spec = queue_spec(plan, CELLS[:5], "q")
     assert (spec.timeout_s, spec.outputs, spec.cell_timeout_s) == (3 * 600 + 300, ("cells",), 600)
     assert JobSpec.model_validate_json(spec.model_dump_json()).digest == spec.digest
 
 
 def test_one_cell_stands_for_all_that_differ_in_numbers_only() -> None:
     cells = cells_of(BASE, grid({"model": ["a", "b"], "lr": ["1", "2"]}, seeds=3))
-    assert [c.settings["model"] for c in representatives(Roster(base=BASE, cells=cells))] == ["a", "b"]
+    assert [c.settings["model"] for c in representatives(FanOutPlan(base=BASE, cells=cells))] == ["a", "b"]
 
 
 def test_a_plain_jobs_digest_is_that_of_before_there_were_cells() -> None:
