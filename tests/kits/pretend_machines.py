@@ -152,12 +152,12 @@ class PretendBackend:
         return LogChunk(text="", next=0, size=0)
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        return self._plan(handle, paths, digests=False)
+        return self._listed(handle, paths, digests=False)
 
     async def manifest(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        return self._plan(handle, paths, digests=True)
+        return self._listed(handle, paths, digests=True)
 
-    def _plan(self, handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
+    def _listed(self, handle: Handle, paths: Iterable[str], *, digests: bool) -> Manifest:
         self._reach(handle.place)
         if not Path(handle.run_dir).is_dir():
             raise NotFound("the run folder does not exist")

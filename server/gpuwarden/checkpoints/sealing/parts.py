@@ -1,15 +1,15 @@
-"""Parts of a large file, as in a multipart upload to S3: their size, and one digest over the digests of all."""
+"""Parts of a large file, as in an S3 multipart upload: their size, and one digest over the digests of all parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PART = 8 << 20
-MOST_PARTS = 9_000  # S3 takes 10,000
+MOST_PARTS = 9_000  # S3 allows 10,000
 
 
 def part_size(size: int) -> int:
-    """Return the part size of a file, in bytes. `remote/runner/parts.py` has the same rule."""
+    """Return the size of the parts of a file, in bytes. `remote/runner/parts.py` has the same rule."""
     step = PART
     while size > step * MOST_PARTS:
         step *= 2
@@ -17,7 +17,7 @@ def part_size(size: int) -> int:
 
 
 class PartsDigest:
-    """Compute the SHA-256 over the SHA-256 of each part. S3 reports the same value as a COMPOSITE checksum."""
+    """Compute the SHA-256 over the SHA-256 of each part, the COMPOSITE checksum of S3."""
 
     def __init__(self, step: int) -> None:
         import hashlib
@@ -26,7 +26,7 @@ class PartsDigest:
         self.part, self.whole = self.new(), self.new()
 
     def update(self, data: Any) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         view = memoryview(data)
         while len(view):
             piece = view[: self.left]
@@ -37,7 +37,7 @@ class PartsDigest:
                 self.close()
 
     def close(self) -> None:
-        """End a part."""
+        """Finish the current part."""
         self.whole.update(self.part.digest())
         self.part, self.left = self.new(), self.step
 

@@ -24,7 +24,7 @@ MOST_OTHERS: Final = 3
 @JSON
 @runs_async
 async def doctor(as_json: bool, ledger: bool) -> int:
-    """Show every setting with its origin, and check the installation."""
+    """Show every setting and its origin, and check the setup."""
     from gpuwarden.interfaces.cli.doctor import examine, examine_ledger
 
     if ledger:

@@ -31,7 +31,7 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 @JSON
 @runs_async
 async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
-    """Estimate the memory and the time of a training run, without a GPU.
+    """Estimate the memory and time of a run, without a GPU.
 
     WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings before a
     script override its own; all words after it go to the script. Exit code 1: it fits on none of the named GPUs.

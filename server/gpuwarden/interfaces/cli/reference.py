@@ -67,7 +67,7 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="Maximum number of entries.")
 @JSON
 def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
-    """Diagnose a log: the failure, its place, and the known failures that match.
+    """Diagnose a log: the failure, its place, known causes.
 
     FILE is a log of any size, or - for standard input. The exit code is 0 for any diagnosis.
     """

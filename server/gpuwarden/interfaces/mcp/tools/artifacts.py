@@ -36,10 +36,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         dest: Annotated[
             str | None, Field(description="Folder below the working directory; omit for the default")
         ] = None,
-        also: Annotated[list[str] | None, Field(description="Additional remote paths to add to the outputs")] = None,
+        also: Annotated[list[str] | None, Field(description="Remote paths to add to the outputs")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.PullReply]:
-        """Copy a job's declared outputs and log to this machine and compare digests. Call again to resume."""
+        """Copy a job's declared outputs and log here and compare digests. Call again to resume."""
         target = _inside_cwd(dest)
         result = await reporting(
             client,

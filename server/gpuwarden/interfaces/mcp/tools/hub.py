@@ -30,7 +30,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         offset: Annotated[int, Field(description="First row")] = 0,
         limit: Annotated[int, Field(description="Rows, up to 100")] = 5,
     ) -> Annotated[CallToolResult, results.ReposReply]:
-        """Check that Hugging Face repos exist and are readable; return revision, size, columns, rows, similar ids."""
+        """Check that Hugging Face repos are readable; return revision, size, columns, rows, similar ids."""
         async with HubClient(HubConfig.from_env(ctx.env), clock=ctx.clock) as hub:
             wanted = operations or ["overview"]
             found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)

@@ -100,7 +100,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         args: Annotated[list[str] | None, Field(description="Script's arguments")] = None,
         name: Annotated[str, Field(description="Short name")] = "job",
         env: Annotated[dict[str, str] | None, Field(description="Plain variables, never secrets")] = None,
-        secrets: Annotated[list[str] | None, Field(description="Names of set environment variables: HF_TOKEN")] = None,
+        secrets: Annotated[list[str] | None, Field(description="Names of environment variables: HF_TOKEN")] = None,
         inputs: Annotated[
             list[str] | None, Field(description="Files or folders to send, below the working directory")
         ] = None,
