@@ -183,7 +183,7 @@ def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
     code, text = said["formats --json"]
     formats = json.loads(text)["formats"]
     assert code == 0 and {"wav", "safetensors"} <= set(formats)
-    assert re.search(r"(?s)What is known:.*\n  formats .*What you keep:", said["--help"][1])
+    assert re.search(r"(?s)Reference:.*\n  formats .*Knowledge and notes:", said["--help"][1])
     assert said["tool"]["ok"] and said["tool"]["message"].split(", ") == formats
 
 

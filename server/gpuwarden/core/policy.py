@@ -84,7 +84,7 @@ class Approval(Frozen):
     @classmethod
     def _shape(cls, text: str | None) -> str | None:
         if text is not None and _parse_pin(text) is None:
-            raise ValueError("pin_hash has an invalid form; set the PIN again with gpuwarden approve --set-pin")
+            raise ValueError("pin_hash has an invalid form; set the PIN again")
         return text
 
 
