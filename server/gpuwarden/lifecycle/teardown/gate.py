@@ -120,7 +120,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
     pulled = copy_for(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
-        only = f"Its run folder {job.handle.run_dir} has the only proven copy of its outputs."
+        only = f"Its run folder {job.handle.run_dir} has its outputs; no copy of them is proven."
         pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
         verify = do(Action.VERIFY, "before you remove the run folder", job_id=job.id)
         return NotSupported(message, [only, *pull, verify])
