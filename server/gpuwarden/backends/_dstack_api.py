@@ -328,7 +328,7 @@ def _told(answer: Answer[T]) -> T:
     """Return the answer. Raises Unreachable if there was none, or if its form is unknown."""
     if isinstance(answer, Known):
         return answer.value
-    raise Unreachable(answer.why, "The request may have been carried out; the next call finds out.")
+    raise Unreachable(answer.why, "The request may have been carried out; the next call checks.")
 
 
 def epoch(text: str | None) -> float | None:

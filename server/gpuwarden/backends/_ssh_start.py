@@ -73,7 +73,7 @@ class SshStart:
             return uv
         if found.uv is Uv.BROUGHT and not found.trouble:
             return (await self._bring_uv(arch), *uv_run(spec.script))
-        missing = f"the script's header asks for packages or a version that {self.host.job_python} does not have: "
+        missing = f"the script's header requires packages or a version that {self.host.job_python} does not have: "
         raise BadRequest(
             found.trouble or missing + ", ".join(found.unmet),
             "Install uv or these packages there, or ask the user to set bring_uv = true under [hosts] in the policy.",

@@ -308,7 +308,7 @@ def check_tasks(tasks: Sequence[ArrayTask], asked: Callable[[ArrayTask], object]
     apart = next((task for task in tasks if asked(task) != asked(tasks[0])), None)
     if apart is not None:
         raise BadRequest(
-            f"the tasks {line(tasks[0].token, 80)} and {line(apart.token, 80)} of an array ask for different machines, "
+            f"the tasks {line(tasks[0].token, 80)} and {line(apart.token, 80)} request different machines, "
             "limits or restarts; nothing was sent",
             "Submit them separately.",
         )

@@ -105,7 +105,7 @@ class KubernetesBackend(EngineBackend):
         return self._files
 
     async def aclose(self) -> None:
-        """Close all connections; the next call opens what it needs."""
+        """Close all connections; the next call reconnects."""
         await self._files.aclose()
         apis, self._apis = self._apis, {}
         for api in apis.values():

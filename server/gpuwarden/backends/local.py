@@ -149,7 +149,7 @@ class LocalBackend(MachineBackend):
         words = interpreter_for(spec.script) if spec.script is not None else ()
         if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
             raise BadRequest(
-                "the script's header asks for packages that are not installed, and local jobs have no network",
+                "the script's header requires packages that are not installed, and local jobs have no network",
                 "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy.",
             )
         return words
@@ -171,7 +171,7 @@ class LocalBackend(MachineBackend):
             **spec,
             **self.mapping(place),
             "sandbox": before,
-            "relay": box.network,  # nothing listens where the job could reach it
+            "relay": box.network,  # without network access, the job can't reach the relay
             "env": {**boxes.environment(found, box), **spec["env"]},
         }
 
@@ -343,7 +343,7 @@ async def _open(place: Place, verb: str, run_dir: str | None, runner: str | None
         return await processes.start(argv, env=base_env(place), cwd="/")
     except OSError as error:
         raise Unreachable(
-            f"the runner can't be started: {error}", "Is the machine out of processes or memory?"
+            f"the runner can't be started: {error}", "Check whether the machine is out of processes or memory."
         ) from error
 
 

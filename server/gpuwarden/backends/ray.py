@@ -192,7 +192,7 @@ class RayBackend(EngineBackend):
         if status == 400:
             raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change the refused option, then submit again.")
         raise Unreachable(
-            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call finds out."
+            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call checks."
         )
 
     # ----------------------------------------------------------------------------------------------------- observe

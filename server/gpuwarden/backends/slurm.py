@@ -88,7 +88,7 @@ class SlurmBackend(EngineBackend):
         self._policy: Callable[[], Local] = Local
 
     async def aclose(self) -> None:
-        """Close all connections; the next call opens what it needs."""
+        """Close all connections; the next call reconnects."""
         await self._far.aclose()
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
@@ -263,7 +263,7 @@ class SlurmBackend(EngineBackend):
             blind = dict.fromkeys(folders.keys() - rows, why)
         sending = reply.get("sending")
         on_its_way = {stem for stem in sending if stem in folders} if isinstance(sending, list) else set()
-        blind |= dict.fromkeys(on_its_way - rows.keys(), "a submit of this job is on its way")
+        blind |= dict.fromkeys(on_its_way - rows.keys(), "a submit of this job is in progress")
         said = reply.get("said")
         words = {k: line(v, 300) for k, v in said.items() if v} if isinstance(said, dict) else {}
         return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
@@ -315,7 +315,7 @@ class SlurmBackend(EngineBackend):
                 f"the login node refused: {said}", "Free space or fix the permissions there, then try again."
             )
         raise Unreachable(
-            f"Slurm does not answer: {said}", "The request may have been carried out; the next call finds out."
+            f"Slurm does not answer: {said}", "The request may have been carried out; the next call checks."
         )
 
     async def _run(self, place: Place, argv: list[str], stdin: bytes) -> bytes:
@@ -331,7 +331,7 @@ class SlurmBackend(EngineBackend):
         return output
 
 
-TOO_OLD: Final = "Is slurmctld up? `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."
+TOO_OLD: Final = "Check that slurmctld is up. `squeue --json` needs Slurm 21.08 or newer, with its JSON plugin."
 
 
 @cache

@@ -88,7 +88,7 @@ class SshBackend(MachineBackend):
         self._tools: Path | None = None
 
     async def aclose(self) -> None:
-        """Close all connections; the next call opens what it needs."""
+        """Close all connections; the next call reconnects."""
         machines, self._machines = list(self._machines.values()), {}
         for machine in machines:
             if machine.polls is not None:

@@ -138,7 +138,7 @@ class Agreement:
 
 
 def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
-    """Compare names, shapes and types of the tensors with what the config describes."""
+    """Compare names, shapes and types of the tensors with the config."""
     said = Agreement()
     kind = config.get("model_type")
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None

@@ -101,7 +101,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why], causes=[Cause.UNREAD])
     if left_out or tree.doubts:
-        found.judgements.clear()  # a folder that was examined in part would be blamed for the rest
+        found.judgements.clear()  # unread files would count as missing from their folder
         spent = ask.budget.spent if ask.budget else ""
         if left_out:
             found.doubt(f"{len(left_out):,} files were not examined ({spent}): {some(left_out)}", Cause.LIMIT)

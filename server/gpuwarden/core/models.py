@@ -340,7 +340,7 @@ class Park(Frozen):
 
 
 class Place(Frozen):
-    """Where a backend runs a job: an address, and the parent folder of run folders.
+    """The place at which a backend runs a job: an address, and the parent folder of run folders.
 
     `root` is the prefix of every absolute path of the machine: empty on a real machine, the instance's folder in a
     rehearsal. `mounts` maps a path on the machine to a rehearsal's folder for that volume. `env` are the variables that
@@ -631,7 +631,7 @@ class Artifact(Frozen):
     sealed_at: float | None = None  # when the sealer took that digest, if it did so right after the save
     seal: SealLine | None = None  # the machine's own claim about that; any process there may have written it
     xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
-    crc32: str | None = None  # as fast, and needs no library beyond the standard one where the file was saved
+    crc32: str | None = None  # as fast, and the machine that saves the file needs only the standard library
     part_size: int | None = None  # of an upload in parts, for a file of more than one
     parts_sha256: str | None = None  # over the SHA-256 of each such part; a store lists the same value
 

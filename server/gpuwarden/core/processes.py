@@ -32,7 +32,7 @@ async def start(
         process = await anyio.open_process(  # noqa: TID251
             argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd
         )
-    return process  # noqa: RET504 - mypy: a scope may swallow what is raised in it
+    return process  # noqa: RET504 - mypy: a scope may swallow exceptions raised in it
 
 
 async def run(argv: Sequence[str], given: bytes = b"", *, keep: bool = True) -> tuple[int, bytes]:

@@ -76,7 +76,7 @@ class Tier(Sourced):
         return path
 
     def in_memory(self, path: str) -> Tier:
-        """Return the tier of an in-memory mount on a machine with this disk; only the job's end spares its files."""
+        """Return the tier of an in-memory mount on a machine with this disk; its files survive only the job's end."""
         lost = {"stop": False, "terminate": False, "preemption": False}
         survives = self.survives.model_copy(update=lost)
         return self.model_copy(update={"tier": "memory", "path": path, "survives": survives})

@@ -142,7 +142,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.RESTARTED: "the machine was restarted during the run",
     Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not known yet whether its machine is being taken back",
     Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not taken back",
-    Code.TAKEN_FOR_GOOD: "the machine was taken back for good, with the files on it",
+    Code.TAKEN_FOR_GOOD: "the machine was permanently taken back, with the files on it",
     Code.MAX_RESTARTS: "this was interruption {times}, and its restart limit is {limit}",
     Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether its process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
@@ -155,8 +155,8 @@ _TEXTS: Final[dict[Code, str]] = {
     "request to resume",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was ended while the job was paused",
-    Code.ANOTHER_MACHINE: "its machine was taken back for good; it resumes from its proven copy on another one",
-    Code.NOT_RELAUNCHED: "the machine was taken back for good, and no other one is rented: {cause}",
+    Code.ANOTHER_MACHINE: "its machine was permanently taken back; it resumes from its proven copy on another one",
+    Code.NOT_RELAUNCHED: "the machine was permanently taken back, and no other one is rented: {cause}",
     Code.PARKED: "its machine is stopped, as its self-stop allows; the end of the job is known once the machine "
     "is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",

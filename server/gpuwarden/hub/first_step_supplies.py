@@ -121,7 +121,7 @@ async def _dataset(hub: HubClient, name: str, found: Supplies) -> None:
     try:
         listed = await viewer.structure(hub, name)
         now = name
-        if not listed.configs:  # the viewer knows a renamed dataset by its new name only
+        if not listed.configs:  # the viewer lists a renamed dataset only under its new name
             now = (await look(hub, name, "dataset", most_files=1)).id_now or name
             listed = await viewer.structure(hub, now) if now != name else listed
         configs = {c.name: {"splits": s} for c in listed.configs[:MOST_CONFIGS] if (s := await _splits(hub, now, c))}

@@ -257,7 +257,7 @@ def moment(text: object) -> float | None:
 
 
 def message_of(job: Mapping[str, Any]) -> str:
-    """Return the platform's message on the stage. A timeout has no stage of its own, only this message."""
+    """Return the platform's message on the stage. A timeout has no separate stage, only this message."""
     status = job.get("status")
     return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
 

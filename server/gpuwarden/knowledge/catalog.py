@@ -54,7 +54,7 @@ Words = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in the catalog, at a place."""
+    """One mistake in the catalog, with its file and line."""
 
     file: str
     line: int
@@ -168,7 +168,7 @@ def load(root: Path) -> Catalogue:
 
 
 def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
-    """Read every page below `root`. Return the catalogue of valid pages, and all mistakes found."""
+    """Read every page below `root`. Return the catalog of valid pages, and all mistakes found."""
     pages: list[Page] = []
     gotchas: list[Gotcha] = []
     problems: list[Problem] = []
@@ -194,7 +194,7 @@ def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
 
 
 class _Reader:
-    """Reads one file and notes its mistakes."""
+    """Reads one file and records its mistakes."""
 
     def __init__(self, file: str, problems: list[Problem]) -> None:
         self.file = file

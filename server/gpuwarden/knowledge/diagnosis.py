@@ -186,13 +186,13 @@ class _Case:
         if self.sure:
             return "it was observed, not read from the log"
         if self.seen:
-            return "it was observed; what causes it is open"
+            return "it was observed; its cause is unknown"
         if not failed:
             return f"{matched}, but the job has not failed"
         if not numbers:
             return "only the exit code says so, and it has other causes too"
         if self.gotcha.secondary:
-            return "the line alone doesn't establish this; look for what came first"
+            return "the line alone doesn't establish this; check the errors before it"
         if not self.own(claims):
             return "other entries explain the same line; check them in this order"
         return matched if self.likely(claims) else f"{matched}; too few reports say that it has no other cause"
@@ -242,7 +242,7 @@ def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
     kept = [case for case in cases if case.seen or case.weight >= least]
     if raised or best != Weight.SAID:
         return kept
-    # No exception was raised, so the message of a shell or another program is what ended the run.
+    # No exception was raised, so the run ended with the message of a shell or another program.
     return [replace(case, weight=Weight.HARD) if case.weight == Weight.SAID else case for case in kept]
 
 

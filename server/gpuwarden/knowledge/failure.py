@@ -25,7 +25,7 @@ LONG = 100
 VERY_LONG = 400
 """In a text with this many lines two steps are enough, because model outputs fill the lines between."""
 LAST = 6
-"""The number of lines that count as the end of a log, where a run reports why it ended."""
+"""The number of lines that count as the end of a log; a run reports there why it ended."""
 MAX_DEVICE_LINES = 8
 MAX_RECOVERED = 20
 MAX_CALLERS = 6

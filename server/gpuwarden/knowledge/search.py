@@ -63,7 +63,7 @@ ENOUGH_OF_A_PASSAGE = 22.0
 SECTION = 1.15
 CANDIDATES = 40
 CLOSENESS = 0.8  # bonus of an entry whose title, alias or sentence equals the query
-COVERED = 0.6  # how much of a score depends on how much of the query is met
+COVERED = 0.6  # the part of a score that depends on the coverage of the query
 FITS = ((17.0, 0.3), (13.0, 0.46), (10.0, 0.5), (8.0, 0.65))
 SIGNATURE_SCORE = 100.0
 TITLED = 1.25  # factor for words in the first line of a pasted report
@@ -117,7 +117,7 @@ class Slot:
 
 
 class Index:
-    """Term statistics over a catalogue."""
+    """Term statistics over a catalog."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         texts = list(_texts(catalogue))
@@ -182,7 +182,7 @@ class Index:
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
             ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
-            # A word's share of the query: that of its concept where known, less for an unknown word.
+            # A word's share of the query: that of its concept if known, less for an unknown word.
             rarity = min(self.rarity(term) for term in (word, *named[at]))
             known = word in self.postings or named[at]
             found.setdefault(word, Slot(ways, rarity if known else STRANGER * rarity))
@@ -274,7 +274,7 @@ def frequencies() -> dict[str, float]:
 
 @lru_cache(maxsize=4)
 def index_of(catalogue: Catalogue) -> Index:
-    """Return the search index of a catalogue, built at the first call."""
+    """Return the search index of a catalog, built at the first call."""
     return Index(catalogue)
 
 

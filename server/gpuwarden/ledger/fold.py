@@ -86,7 +86,7 @@ class JobRecord:
     array: str = ""
     """The token of the array with which the present attempt is launched; empty for a separate launch."""
     choices: tuple[Choice, ...] = ()
-    """Platforms where the job may run, in order; empty for a job with one platform. `spec` is the job at `choice`."""
+    """Platforms for the job, in order; empty for a job with one platform. `spec` is the job at `choice`."""
     choice: int = 0
     given_up: str = ""
     """The lease of the last request that was abandoned for the next choice."""

@@ -58,7 +58,7 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
     """Return why a job needs approval because its person or project has no cap in the policy; empty if it has."""
     team = ctx.policy.team
     if team.people and person not in team.people:
-        return f"the policy has no cap for the person {line(person, 80) or '(unknown)'}"
+        return f"the policy has no cap for the user {line(person, 80) or '(unknown)'}"
     if team.projects and spec.project not in team.projects:
         return f"the policy has no cap for the project {line(spec.project, 80) or '(none)'}"
     return ""

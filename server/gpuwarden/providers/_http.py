@@ -56,8 +56,8 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
 """A row of offers, keys or the like. A row of another shape is kept unparsed, and `readable` omits it.
 
-A row that may be one of our instances is strict in the fields that identify it and lenient in the rest: `Row | RowId`.
-A list without a readable row may be a list of something else: it is Unknown.
+A row that may be one of gpuwarden's instances is strict in the fields that identify it and lenient in the rest:
+`Row | RowId`. A list without a readable row may be a list of something else: it is Unknown.
 """
 
 MOST: Final = 10**18

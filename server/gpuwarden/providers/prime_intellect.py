@@ -340,9 +340,7 @@ class PrimeIntellect(Rented):
         return Known(tuple(found))
 
     async def _key_id(self) -> Answer[str | None]:
-        """Return the id of the account's SSH key that is ours, or of its primary key. Raises BadRequest if neither
-        exists.
-        """
+        """Return the id of the user's SSH key in the account, else of its primary key. Raises BadRequest if none."""
         answer = await self.client.ask("GET", "/ssh_keys/", _Keys, params={"limit": PAGE})
         if isinstance(answer, Unknown):
             return answer

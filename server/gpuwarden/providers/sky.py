@@ -6,10 +6,9 @@
 | `SKYPILOT_API_SERVER_ENDPOINT` | SkyPilot's own: the address of its API server, if `sky api login` wrote none |
 | `SKYPILOT_SERVICE_ACCOUNT_TOKEN` | SkyPilot's own: the account on a shared API server |
 
-The name of a cluster contains our token, and the cluster is ours as long as its hash is unchanged. SkyPilot alone can't
-prove that a cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's
-own list if gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown
-for none.
+A cluster's name contains gpuwarden's token, and its hash must be the recorded one. SkyPilot alone can't prove that a
+cluster is gone: its list, refreshed at the cloud, and its cost report must agree, and so must the cloud's own list if
+gpuwarden supports that cloud and has a key. Autostop is set for every cluster that supports it, autodown for none.
 """
 
 from __future__ import annotations

@@ -192,11 +192,11 @@ class Cloud:
         return self._call("start", act)
 
     def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Ask for a stop."""
+        """Request a stop."""
 
         def act(s: Session) -> None:
             if self.profile.verbs.stop is None:
-                raise NotSupported(f"{self._platform} has no stop", "terminate is what ends an instance there.")
+                raise NotSupported(f"{self._platform} has no stop", "Use terminate, which ends the instance.")
             record = self._known(s, id)
             if record.state not in {_S.STOPPED, _S.STOPPING, _S.TERMINATING}:
                 s.state.records[id] = s.engine.stop(record, s.now)
@@ -319,7 +319,7 @@ class Cloud:
                 kinds = self._strikes(s, verb)
                 if 0 < s.config.settings.calls_per_minute < s.state.in_minute:
                     with nothing_sent():
-                        raise RateLimited(f"{self._platform} takes no more calls yet", after_s=60 - s.now % 60)
+                        raise RateLimited(f"{self._platform} accepts no more calls now", after_s=60 - s.now % 60)
                 if "lost_request" in kinds:
                     return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
                 if "no_capacity" in kinds:
@@ -369,11 +369,11 @@ class Cloud:
 
     def _refuse(self, s: Session, resources: Resources, price: float) -> None:
         if resources.interruptible and not self.profile.spot.offered:
-            raise NotSupported(f"{self._platform} sells no interruptible instances", "Ask for an uninterrupted one.")
+            raise NotSupported(f"{self._platform} sells no interruptible instances", "Request an uninterrupted one.")
         limit = resources.max_price_usd_per_hour
         if limit is not None and price > limit:
             raise NoCapacity(
-                f"{self._platform} has nothing at {usd_per_hour(limit)} or less; it asks {usd_per_hour(price)}"
+                f"{self._platform} has nothing at {usd_per_hour(limit)} or less; its price is {usd_per_hour(price)}"
             )
         if sum(r.state != _S.GONE for r in s.state.records.values()) >= s.config.settings.capacity:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
@@ -472,13 +472,13 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """Return the processes named in run folders; none on a volume, where they may be another instance's."""
+        """Return the processes named in run folders; none on a volume, since they may belong to another instance."""
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
         record = s.state.records.get(id)
         if record is None or record.state == _S.GONE:
-            raise NotFound(f"{self._platform} has no instance {id!r}", "List the instances to see what there is.")
+            raise NotFound(f"{self._platform} has no instance {id!r}", "List the instances to find its id.")
         return record
 
     def _unseen(self, s: Session, record: Record) -> bool:
@@ -500,7 +500,7 @@ class Cloud:
     def _view(self, s: Session, record: Record) -> Instance:
         """Return the provider's answer about a record."""
         if self._lags(s, record):
-            record = record.but(state=_S.TERMINATING, why="terminate was asked for")
+            record = record.but(state=_S.TERMINATING, why="terminate was requested")
         files = self._disk(record)
         shifted = (str(self.clock.file.absolute()),) if isinstance(self.clock, ShiftedClock) else ()
         place = Place(

@@ -19,7 +19,7 @@ CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "
 
 
 class Settings(Frozen):
-    """The simulated platform's behaviour where a profile leaves it open.
+    """The parts of the simulated platform's behaviour that its profile leaves open.
 
     Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
     many seconds on the meter, while boots, graces and resumes keep their length, so that processes have enough time.

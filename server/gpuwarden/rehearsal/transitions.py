@@ -3,7 +3,7 @@
 ```
 create -> booting -> running -> stopping -> stopped -> booting (start)
              |          |          +-----> interrupted -> running (auto-resume) or booting (start)
-             v          |          +-----> gone (preempted where the profile says terminated)
+             v          |          +-----> gone (preempted, unless the profile's `spot.then` is `stopped`)
           failed        +-> gone (vanished, or the job of a serverless platform ended)
 any but gone -> terminating -> gone
 ```
@@ -55,12 +55,12 @@ class Engine:
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
-        why = "it stopped without its user" if by_itself else "stop was asked for"
+        why = "it stopped by itself" if by_itself else "stop was requested"
         return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
     def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
         """Return the record after a terminate by the user, or by the platform at a date."""
-        why = "its end date came" if by_itself else "terminate was asked for"
+        why = "its end date was reached" if by_itself else "terminate was requested"
         ended = record.but(by_itself=by_itself)
         return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
 

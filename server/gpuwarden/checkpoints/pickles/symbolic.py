@@ -279,7 +279,7 @@ class Machine:
     def pick(self, key: int) -> None:
         """Push a value of the memo."""
         if key not in self.memo:
-            raise Broken(f"its pickle asks for memo {key:,}, which was never filled")
+            raise Broken(f"its pickle reads memo {key:,}, which was never written")
         self.stack.append(self.memo[key])
 
     def reference(self, pid: Any) -> None:

@@ -49,7 +49,7 @@ def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...
         said.resume.append(f"{file} has no param_groups and state")
         return said
     params = [p for g in groups for p in (g.get("params") or [])]
-    # Plain gradient descent has no state at all.
+    # Plain gradient descent has no state.
     stateless = all(g.get("momentum") == 0 and "betas" not in g and "alpha" not in g for g in groups)
     if not state and params and not stateless:
         said.resume.append(f"{file} has parameters but no state: it was saved before its first step")

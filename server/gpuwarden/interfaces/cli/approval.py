@@ -184,7 +184,7 @@ def warn(ctx: Context, terminal: Terminal) -> None:
 
 
 def show_request(ctx: Context, view: TeardownView, terminal: Terminal) -> None:
-    """Show the facts of a teardown: the machine, the files that it deletes, where the copies are, and the findings."""
+    """Show the facts of a teardown: the machine, the files that it deletes, their copies, and the findings."""
     warn(ctx, terminal)
     for text in request_facts(view):
         terminal.say(text)

@@ -148,7 +148,7 @@ def submitted(reply: SubmitReply) -> None:
 
 
 def rehearsal(reply: RehearsalReply) -> None:
-    """Print the result of a rehearsal: the stages reached, the substitutes, and where it failed."""
+    """Print the result of a rehearsal: the stages reached, the substitutes, and the failed line."""
     out.print(" ".join(["[dim]reached[/]", *(f"[green]{shown(stage)}[/]" for stage in reply.reached)]))
     for text in reply.substitutes:
         out.print(f"[dim]substitute[/] {shown(text)}")
@@ -420,7 +420,7 @@ def offered(reply: OffersReply) -> None:
 
 
 def hooks(reply: HooksReply) -> None:
-    """Print where the guard is installed, and its limits."""
+    """Print the state of the guard in each client, and the guard's limits."""
     for client, state in reply.clients.items():
         out.print(f"{client:8} {shown(state):15} [dim]{shown(reply.files.get(client, ''))}[/]")
     message(reply)

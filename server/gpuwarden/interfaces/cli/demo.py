@@ -1,7 +1,7 @@
 """The demo: the whole life of one training job on a rehearsal of a rented platform.
 
 The processes, files, digests and refusals are real and come from the same use cases that the tools and commands call.
-Only the money is pretend. The demo uses a folder, policy and ledger of its own.
+Only the money is pretend. The demo uses a separate folder, policy and ledger.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Stage:
 
 
 Story = Callable[[Path, Stage], Awaitable[dict[str, Any]]]
-"""Plays in a folder and returns the measured results; `ok` is true if they are the expected ones."""
+"""Plays the demo in a folder, and returns the measured results; `ok` is true if they are as expected."""
 
 
 async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:

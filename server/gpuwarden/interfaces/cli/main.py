@@ -80,7 +80,7 @@ def _run(argv: list[str] | None) -> int:
         click.echo(error.format_message())
         return 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports an error at exit
         return 1
     except Exception as error:
         return fail(_in_our_words(error), _wants_json(argv))

@@ -213,7 +213,7 @@ async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
 
 
 async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
-    """Let the night pass until the morning. Only the runners on the machines run, nothing else of gpuwarden."""
+    """Let the night pass until the morning. Meanwhile only the runners on the machines are active."""
     night.stage.act("The laptop is shut; nothing runs on it until the morning")
     night.stage.say("[dim]this happens on the machines; only the demo observes it[/]")
     began, folder = night.clock.now(), _folder(ordered)

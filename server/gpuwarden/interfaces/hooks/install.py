@@ -298,7 +298,7 @@ def _texts(entry: Any) -> list[str]:
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """Return the entries without our hook. Other hooks in its group stay."""
+    """Return the entries without this guard's hook. Other hooks in its group stay."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -332,7 +332,7 @@ def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
 
 
 def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
-    """Remove our entries. If nothing else changed since, restore the original file byte for byte."""
+    """Remove the guard's entries. If nothing else changed since, restore the original file byte for byte."""
     if not _installed(client, table):
         return
     events = table["hooks"]
@@ -376,7 +376,7 @@ def _state(client: Client, file: Path, config: Config, settings: list[Path]) -> 
 
 
 def _trusted(client: Client, file: Path) -> bool:
-    """Return whether Codex would run our hook in this file."""
+    """Return whether Codex would run the guard's hook in this file."""
     for g, group in enumerate(_read(client, file)["hooks"][client.events[0][0]]):
         for h, hook in enumerate(group.get("hooks", [])):
             if _is_ours(hook):

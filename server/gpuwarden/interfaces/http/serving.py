@@ -34,13 +34,13 @@ class Settings:
     port: int = PORT
     public_url: str = ""
     max_body: int = 4 << 20
-    """The most bytes of a request's body."""
+    """Maximum number of bytes in a request's body."""
     body_s: float = 30.0
     """Seconds in which a complete body has to arrive."""
     header_s: float = 10.0
     """Seconds in which the headers have to arrive."""
     send_s: float = 60.0
-    """The most seconds for which a client may leave a part of an answer unread."""
+    """Maximum seconds for which a client may leave a part of an answer unread."""
 
     def __post_init__(self) -> None:
         try:

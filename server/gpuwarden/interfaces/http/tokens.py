@@ -33,7 +33,7 @@ SESSION_S: Final = 12 * 3_600.0
 MAX_DAYS: Final = 366
 MAX_TOKENS: Final = 200
 MAX_SESSIONS: Final = 50
-"""The most browser sessions; a new one replaces the oldest."""
+"""Maximum number of browser sessions; a new one replaces the oldest."""
 MAX_SECRET: Final = 256
 
 

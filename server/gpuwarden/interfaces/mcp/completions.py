@@ -20,7 +20,7 @@ from gpuwarden.profiles import profile_names
 from gpuwarden.static_analysis.shipped_trainers import trainer_names
 
 LIMIT: Final = 100
-"""The most values in one answer; the protocol's own limit."""
+"""Maximum number of values in one answer, the limit of the protocol."""
 JOBS_LOOKED_AT: Final = 1_000
 Names: TypeAlias = Callable[[Context, str], Iterable[str]]
 

@@ -55,7 +55,7 @@ SUBMITS = frozenset({"submit_job", "cancel_job", "pull_artifacts", "teardown_req
 MAX_ARGUMENTS = 4 << 20
 """Bytes of a call's arguments; a script of the largest size fits."""
 MAX_LISTED = 100
-"""The most jobs among the resources, those with the latest transitions."""
+"""Maximum number of jobs among the resources; those with the latest transitions are listed."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
 """Private, since the resources may include the user's own profiles."""
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeAlias
 
 MAX_LINE: Final = 16 << 20
-"""The most bytes of one message. It is enough for a script of the largest allowed size with every character escaped."""
+"""Maximum bytes of one message. A script of the largest allowed size fits, even with every character escaped."""
 KEPT: Final = 4_096
 """Bytes kept of each end of a longer message, to find its id."""
 CHUNK: Final = 1 << 16

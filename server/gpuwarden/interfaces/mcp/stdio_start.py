@@ -33,7 +33,7 @@ def start(open_context: Callable[[], Context]) -> int:
 
     from gpuwarden.interfaces.mcp.stdio import run_stdio
 
-    gc.freeze()  # the loaded modules stay for good; scanning them would take the collector 70 ms each time
+    gc.freeze()  # the loaded modules are never freed; scanning them would take the collector 70 ms each time
     anyio.run(run_stdio, ctx, lines)
     return 0
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
-"""The most entries of a list in a reply; more would burden a model's context."""
+"""Maximum number of entries of a list in a reply; more would burden a model's context."""
 
 
 Words = Callable[[Sequence[NextStep]], str]
@@ -178,7 +178,7 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
     """Return the findings of a gate.
 
-    A message may name files, columns and processes, so the whole message is quoted; its next steps are our own text.
+    A message may name files, columns and processes, so it is quoted whole; its next steps are gpuwarden's own text.
     """
     return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 

@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.records import LeaseRecord
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
 """Fields of an allocation whose text comes from outside gpuwarden."""
 LOG_LIMIT = 16_000
-"""The most characters of a log in one reply."""
+"""Maximum number of characters of a log in one reply."""
 
 
 class DiagnosisReply(BaseModel):
@@ -143,7 +143,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: bool) -> dict[str, Any]:
-    """Return a job's progress and projected cost. Times are by the machine's clock, which may differ from ours."""
+    """Return a job's progress and projected cost. Times are by the machine's clock, which may differ from this one."""
     if seen is None:
         return {}
     end = seen.at if running else seen.ended_at

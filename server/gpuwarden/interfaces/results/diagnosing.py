@@ -27,7 +27,7 @@ COLLECT = (
 
 
 class ExceptionReply(BaseModel):
-    """One exception: where it was raised, in which package and, if the log names it, which version."""
+    """One exception: its innermost frame, the package and, if the log names it, the package's version."""
 
     type: str
     message: str

@@ -42,7 +42,7 @@ def offered(found: Sequence[Offer]) -> OffersReply:
         return OffersReply(
             code="not_configured",
             message="No platform that rents machines is configured.",
-            next=(do(Action.DOCTOR, "shows what is missing"),),
+            next=(do(Action.DOCTOR, "to see the missing settings"),),
         )
     can = sum(row.capacity is Capacity.AVAILABLE for row in rows)
     silent = sum(row.capacity is Capacity.UNKNOWN for row in rows)

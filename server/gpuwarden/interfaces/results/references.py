@@ -19,7 +19,7 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""The most lines of a symptom. A longer text is a log, which is not matched with the words of a symptom."""
+"""Maximum lines of a symptom. A longer text is a log, which is not matched with the words of a symptom."""
 LEAD = "A match is a hint, not a proof."
 
 

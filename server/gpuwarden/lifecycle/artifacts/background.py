@@ -54,7 +54,7 @@ class Keeper:
         """When a running job is copied again. Kept apart from `_next`, because it must not delay a job that is lost."""
 
     async def round(self) -> None:
-        """Copy and verify the outputs that lack it. Failures are reported in `trouble`, not raised."""
+        """Copy and verify the outputs that have no verified copy. Failures are reported in `trouble`, not raised."""
         jobs: Iterable[JobRecord] = ()
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
@@ -85,7 +85,7 @@ class Keeper:
                     self._misses.pop(job.id, None)
                     due[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
                     continue
-            # a verified copy leaves the list; the next attempt for any other waits longer
+            # a job with a verified copy leaves the list; any other waits longer before the next attempt
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 

@@ -87,7 +87,7 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """Record that no better copy than the present one, if any, will exist, if the machine is gone."""
+    """If the machine is gone, record that no better copy than the present one will exist."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)

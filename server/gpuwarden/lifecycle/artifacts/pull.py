@@ -69,7 +69,7 @@ async def pull(
 
     `also` declares further outputs permanently: the teardown gate protects them like the others. If the machine is off,
     gone or silent, the files come from the job's artifact store, if it has one. A machine that stopped itself is
-    started only if the store's list is not final or the store denies a file.
+    started only if the store's list is not final or the store refuses access.
 
     Raises Conflict for a job that was never launched; BadRequest for a destination that is on the machine, belongs to
     gpuwarden or has other files; Unreachable if the machine does not answer (the next pull continues with the files
@@ -85,7 +85,7 @@ async def pull(
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
                 if not parked(ctx, job):
-                    raise  # otherwise its machine has the files that the store denies
+                    raise  # otherwise the machine has the files that the store refuses to send
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:

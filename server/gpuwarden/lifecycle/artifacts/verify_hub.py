@@ -158,10 +158,10 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
         )
     try:
         return download(listing, config)
-    except Exception as error:  # huggingface_hub lets errors of several HTTP and file libraries through
+    except Exception as error:  # huggingface_hub raises errors of several HTTP and file libraries
         raise Unreachable(
             f"{listing.address.repo} could not be downloaded: {type(error).__name__}: {line(error, 160)}",
-            "Try again: the download continues where it stopped.",
+            "Try again: the download resumes.",
         ) from error
 
 

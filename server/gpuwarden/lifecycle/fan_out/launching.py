@@ -158,7 +158,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # another process may advance it; its inputs stay where they were checked
+    there.cwd = Path(fan.folder)  # another process may advance it; the inputs stay relative to this folder
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None

@@ -198,7 +198,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # each of its other jobs would delay the round as long
+            slow.add(platform)  # each of its other jobs would delay the round as much
     return trouble
 
 
@@ -294,7 +294,7 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
     """Track rented machines again that are listed although they were recorded as gone or never rented."""
     trouble = {}
-    why = "it is listed although it was believed gone"
+    why = "it is listed although it was recorded as gone"
     for instance in listed:
         lease = _lease_of(ctx, platform, instance)
         if lease is None or instance.state is InstanceState.GONE:

@@ -82,7 +82,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
 
 
 def _again(ticket: str, session: str) -> NextStep:
-    return do(Action.APPROVE, "it shows another code", ticket=ticket, code=session)
+    return do(Action.APPROVE, "; it shows another code", ticket=ticket, code=session)
 
 
 def _subject(ticket: str) -> str:

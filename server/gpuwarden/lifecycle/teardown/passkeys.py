@@ -86,7 +86,7 @@ def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
         same = hmac.compare_digest(event.data.code, digest)
         if same and now <= event.data.expires_at and ctx.ledger.used(PasskeyRegistered, _token(event)) is None:
             return event
-    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "it shows another code"),))
+    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "; it shows another code"),))
 
 
 def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistered) -> None:

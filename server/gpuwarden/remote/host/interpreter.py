@@ -115,7 +115,7 @@ def interpreter_for(script: str) -> tuple[str, ...]:
     if uv:
         return (uv, *uv_run(script))
     raise BadRequest(
-        f"the script's header asks for packages or a version that this Python does not have: {', '.join(lacking)}",
+        f"the script's header requires packages or a version that this Python does not have: {', '.join(lacking)}",
         "Install uv, which installs a header's requirements, or install these packages next to gpuwarden.",
     )
 

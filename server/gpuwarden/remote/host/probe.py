@@ -234,7 +234,7 @@ def web(urls: list[str]) -> Json:
 
 
 def main(request: Json) -> None:
-    """Run all parts at once and print what they found."""
+    """Run all parts at once and print their findings."""
     parts: Dict[str, Callable[[], Json]] = {
         "gpus": gpus,
         "xids": xids,

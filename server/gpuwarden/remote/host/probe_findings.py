@@ -34,7 +34,7 @@ DEAD_XIDS = {
 THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (software)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 # The first CUDA that builds for a compute capability.
 CUDA_FOR_CAP = (((10, 0), (12, 8)), ((9, 0), (11, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
-RENT_ANOTHER = "Release this machine (after pulling what is on it) and rent another one."
+RENT_ANOTHER = "Pull the outputs, release this machine, and rent another one."
 
 
 class _Lenient(BaseModel):

@@ -189,7 +189,7 @@ def spelled(job: Json) -> Json:
 
 
 def ours(job: Json, folders: Dict[str, str], mine: str) -> bool:
-    """Return whether a row has one of our names, our user and that name's run folder.
+    """Return whether a row has a name in `folders`, that name's run folder and the user `mine`.
 
     The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
     """
@@ -209,7 +209,7 @@ def getpass_user() -> str:
 
 
 def jobs(request: Json, env: Json) -> Json:
-    """Return the queue's rows of our jobs, and the accounting rows of jobs that are no longer in the queue.
+    """Return the queue's rows of gpuwarden's jobs, and the accounting rows of its jobs that left the queue.
 
     `folders` has the run folder of each stem of a name; every submitted job left a file there.
     """
@@ -239,7 +239,7 @@ def jobs(request: Json, env: Json) -> Json:
 
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
-    """Return the lines of `sacct` with these names; a line of an array becomes one line per task of ours."""
+    """Return the lines of `sacct` with these names; a line of an array becomes one line per task in `tasks`."""
     found = []
     for line in text.splitlines():
         fields = line.split("|")

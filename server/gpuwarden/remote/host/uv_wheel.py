@@ -68,7 +68,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     words += ["--disable-pip-version-check", "--platform", wheel.platform, "--dest", str(folder), "-r", str(wanted)]
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip"]
-    elif uv := shutil.which("uv"):  # gpuwarden's own environment was made by uv, which brings no pip
+    elif uv := shutil.which("uv"):  # gpuwarden's own environment was made by uv, which installs no pip
         pip = [uv, "run", "--no-project", "--no-config", "--quiet", "--with", "pip", "python", "-m", "pip"]
     else:
         raise NotSupported("uv can't be fetched: gpuwarden's own environment has no pip", BY_HAND)

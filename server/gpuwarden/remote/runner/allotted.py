@@ -118,7 +118,7 @@ def outlast(supervisor: Supervisor) -> None:
     """Wait until the upload to the artifact store ends, and log its errors. Another signal ends the wait."""
     if not supervisor.keeper:
         return
-    supervisor.keeper.stdin.close()  # tells the uploader that no more files will be saved
+    supervisor.keeper.stdin.close()  # signals the uploader that no more files will be saved
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     supervisor.keeper.wait()
@@ -184,7 +184,7 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was canceled for good, so that it does nothing if the engine starts it again."""
+    """Return whether the attempt was permanently canceled, so that it does nothing if the engine starts it again."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 

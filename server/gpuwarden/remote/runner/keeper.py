@@ -203,7 +203,7 @@ class Keeper:
                     try:
                         state, text = "done" if self.turn() else "waiting", ""
                         break
-                    except Exception as error:  # the machine stops anyway, without a last manifest
+                    except Exception as error:  # the machine still stops, without a last manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
                 # the machine keeps running, but the store's manifest describes its end

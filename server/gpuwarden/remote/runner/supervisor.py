@@ -163,7 +163,7 @@ class Supervisor:
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
             self.sealer.stdin.close()  # it checks a last time; the supervisor does not wait for it
-        self.keep()  # the end of this process tells the uploader that no more files will be saved
+        self.keep()  # the end of this process signals the uploader that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
         self.reports.ended(state, self.status["why"], self.status)

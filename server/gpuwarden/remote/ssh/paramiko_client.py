@@ -34,7 +34,7 @@ MAX_HOPS = 4
 # paramiko deadlocks if a channel closes during a key renewal, by default every 512 MiB. OpenSSH renews AES keys after
 # 64 GiB.
 REKEY_BYTES = 16 << 30
-# Only the message tells a connection lost during authentication from a refused key.
+# Only the message distinguishes a connection lost during authentication from a refused key.
 _LOST = ("transport shut down", "saw EOF", "timeout")
 _NO_METHOD = "No authentication methods available"
 AGENT_S = 60.0

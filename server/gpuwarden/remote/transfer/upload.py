@@ -152,5 +152,5 @@ class _Push:
         if inodes and inodes < files + SPARE_INODES:
             raise BadRequest(
                 f"{self.folder} on the machine has {inodes:,} free inodes and the transfer needs {files:,}",
-                "`df -i`: remove caches of many small files there, or choose another run root.",
+                "Check `df -i`, and remove caches of many small files there, or choose another run root.",
             )

@@ -348,7 +348,7 @@ def size_of(name: str, at: int) -> int:
 
 
 def hashed(fd: int) -> Any:
-    """Hash a file and leave its offset at the end. Prints `{}` after each GiB, as a sign of life."""
+    """Hash a file and leave its offset at the end. Prints `{}` after each GiB to show progress."""
     sha, buffer, count = hashlib.sha256(), memoryview(bytearray(1 << 18)), 0
     while True:
         got = os.readv(fd, [buffer])

@@ -23,7 +23,7 @@ _PATCH_ENDS: Final = re.compile(
 )
 """Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
 
-A new time limit can end a running object; an object without our label or annotations counts as gone.
+A new time limit can end a running object; an object without gpuwarden's label or annotations counts as gone.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",

@@ -13,7 +13,7 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""The most bytes of a file that are read to know the content of its copy."""
+"""Maximum number of bytes of a file that are read to know the content of its copy."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )

@@ -19,7 +19,7 @@ MOST_BYTES = 131_072
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
-"""The most progress reports of the parser; it reports once per hundred of its own steps."""
+"""Maximum number of the parser's progress reports, one per hundred parser steps."""
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300

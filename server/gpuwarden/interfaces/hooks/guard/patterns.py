@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 MOST_ARGUMENTS = 300
-"""The most words after a program that are searched; more than a user types."""
+"""Maximum number of words after a program that are searched; more than a user types."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
 # Names that are also words of English or of a programming language: in code they count only at the start of a command.

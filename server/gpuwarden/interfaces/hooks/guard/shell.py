@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_ROUNDS: Final = 40
-"""The most words or lines of a loop that are checked one by one; a longer loop is checked once with all of them."""
+"""Maximum number of words or lines of a loop that are checked one by one; a longer loop is checked once with all."""
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
 """Nodes that run in a subshell: a change of folder inside does not outlast them."""

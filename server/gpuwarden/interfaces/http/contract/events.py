@@ -24,7 +24,7 @@ from gpuwarden.interfaces.http.serving import Serving
 ALIVE_S: Final = 15.0
 """Seconds without an event after which a comment keeps the stream alive."""
 SEND_S: Final = 30.0
-"""The most seconds that a client of a WebSocket may take to read one message."""
+"""Maximum seconds that a client of a WebSocket may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"
 
 

@@ -26,10 +26,10 @@ from gpuwarden.metrics.store import Point
 logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.25
 MAX_WAITING: Final = 256
-"""The most queued events of one subscriber."""
+"""Maximum number of queued events of one subscriber."""
 MAX_SUBSCRIBERS: Final = 200
 MAX_EACH: Final = 50
-"""The most streams of one token or session, so that it can't exhaust those of others."""
+"""Maximum number of streams of one token or session, so that it can't exhaust those of others."""
 Json = dict[str, Any]
 
 

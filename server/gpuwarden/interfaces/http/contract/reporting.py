@@ -47,7 +47,7 @@ LARGE: Final = 64 << 10
 """Bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000
 SHOWN: Final = 20
-"""The most ignored values that one answer names."""
+"""Maximum number of ignored values that one answer names."""
 WORDS: Final = {
     Problem.NO_OBJECT: "it is not a JSON object",
     Problem.NO_JOB: "it names no job",

@@ -44,13 +44,13 @@ EDGE: Final = 3.0
 """Distance between a line and the upper and lower edge, in units of the drawing."""
 POINTS: Final = 240
 FEW_POINTS: Final = 60
-"""The most points of a curve in a list."""
+"""Maximum number of points of a curve in a list."""
 ROWS: Final = 20
-"""The most entries of a list on a card."""
+"""Maximum number of entries of a list on a card."""
 FOLLOWED: Final = 8
-"""The most machines of a list that show their job's curve and evidence."""
+"""Maximum number of machines in a list with their job's curve and evidence."""
 TEXT: Final = 400
-"""The most characters of one text on a card, such as a path, a name or a reason of any length."""
+"""Maximum number of characters of one text on a card, such as a path, a name or a reason."""
 FIELDS: Final = {
     "texts": (
         "state",

@@ -17,7 +17,7 @@ from gpuwarden.metrics.store import Curve, MetricStore
 
 LOSS: Final = "loss"
 POINTS: Final = 2_000
-"""The most points of one curve: two for each pixel of a wide screen."""
+"""Maximum number of points of one curve: two for each pixel of a wide screen."""
 FIRST: Final = ("loss", "train/loss", "train_loss", "eval_loss", "val_loss")
 """Metrics that are listed first, in this order."""
 

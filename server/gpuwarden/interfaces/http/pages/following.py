@@ -37,9 +37,9 @@ ALIVE_S: Final = 15.0
 SHARE: Final = 4.0
 """After building views, the task pauses for this many times the time that it took."""
 MAX_STREAMS: Final = 200
-"""The most streams of all pages, a part of the server's connections. A page without a stream polls instead."""
+"""Maximum streams of all pages, a part of the server's connections. A page without a stream polls instead."""
 MAX_EACH: Final = 20
-"""The most streams of one session or token, so that it can't exhaust those of others."""
+"""Maximum number of streams of one session or token, so that it can't exhaust those of others."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ from gpuwarden.lifecycle.monitoring.overview import JobLine, line_of
 from gpuwarden.lifecycle.records import JobRecord, read_job, story
 
 EVENTS: Final = 200
-"""The most events of a timeline, the latest ones."""
+"""Maximum number of events in a timeline; the latest ones are shown."""
 FULL: Final = 95.0
 """Percent of memory or disk in use at which a gauge is marked."""
 TITLES: Final = {

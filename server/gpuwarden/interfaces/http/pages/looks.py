@@ -26,7 +26,7 @@ FIRST_S: Final = 1.0
 LOG_BYTES: Final = 64 << 10
 """Bytes of a log's end that a poll reads."""
 KEPT: Final = 100
-"""The most jobs whose last poll is kept."""
+"""Maximum number of jobs whose last poll is kept."""
 
 
 class Look(Generic[T]):

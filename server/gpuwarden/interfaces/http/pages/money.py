@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.records import read_job
 SPANS: Final = (7, 30, 90)
 """Selectable periods in days."""
 JOBS: Final = 50
-"""The most jobs that the page lists, the most expensive first."""
+"""Maximum number of jobs that the page lists, the most expensive first."""
 
 
 def money_view(ctx: Context, days: int) -> View:

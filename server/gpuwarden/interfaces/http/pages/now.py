@@ -12,7 +12,7 @@ from gpuwarden.interfaces.results.overview import JobLineReply, JobsReply, Statu
 ANSWERED = frozenset({"teardown", "spending", "price"})
 """Kinds of questions that have an approval page."""
 ROWS = 50
-"""The most rows of a list; the page of all jobs has the rest."""
+"""Maximum number of rows in a list; the page of all jobs has the rest."""
 
 
 def now_view(reply: StatusReply) -> View:

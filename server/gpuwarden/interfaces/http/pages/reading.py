@@ -41,14 +41,14 @@ from gpuwarden.lifecycle.records import read_job
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 PAGE: Final = 50
-"""The most jobs on one page."""
+"""Maximum number of jobs on one page."""
 STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, Job.REFUSED})
 LARGEST: Final = 1e15
 """Upper bound of a number in a URL; steps, bytes and seconds are below it."""
 SHARE: Final = 20.0
 """A view is reused for this many times the time that it took to build."""
 MAX_RUNS: Final = 6
-"""The most runs in one chart."""
+"""Maximum number of runs in one chart."""
 
 
 def reading_routes(serving: Serving) -> list[BaseRoute]:

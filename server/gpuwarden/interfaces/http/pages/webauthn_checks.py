@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.teardown.passkeys import Passkey
 
 CHALLENGE_S: Final = 120.0
 MOST: Final = 200
-"""The most open challenges; a new one replaces the oldest."""
+"""Maximum number of open challenges; a new one replaces the oldest."""
 AGAIN: Final = "Reload the page, check the facts, then approve."
 
 

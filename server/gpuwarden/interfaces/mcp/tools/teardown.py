@@ -82,9 +82,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
             info = f"client {params.client_info.name} {params.client_info.version}" if params else "client"
-            if (
-                token := get_access_token()
-            ) is not None:  # over HTTP, where the client has a token with a name chosen by the user
+            if (token := get_access_token()) is not None:  # over HTTP: the user chose the name of the token
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))

@@ -32,7 +32,7 @@ class AfterImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch = self._patches.pop(fullname, None)  # not before: libraries look for a module and leave it
+            patch = self._patches.pop(fullname, None)  # only now, since a module that is found may never be executed
             if patch is not None:
                 patch(module)
 

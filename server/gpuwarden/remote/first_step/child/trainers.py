@@ -93,7 +93,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
     def new_evaluate(self: Any, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         whole = self.eval_dataset
-        self.eval_dataset = few(whole, self.args)  # one that is given stays, because scripts compare with its rows
+        self.eval_dataset = few(whole, self.args)  # the argument stays, because scripts compare with its rows
         try:
             return evaluate(self, eval_dataset, *args, **given)
         finally:
