@@ -34,7 +34,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def pull_artifacts(
         job_id: JobId,
         dest: Annotated[
-            str | None, Field(description="Folder below the working directory; omit for the default")
+            str | None, Field(description="Folder below the working directory")
         ] = None,
         also: Annotated[list[str] | None, Field(description="Remote paths to add to the outputs")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]

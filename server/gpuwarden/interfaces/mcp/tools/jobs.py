@@ -116,7 +116,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         durable_storage: Annotated[bool, Field(description="Storage that survives teardown")] = False,
         teardown: Annotated[Verb, Field(description="How to end the machine")] = "terminate",
         max_restarts: Annotated[int, Field(description="Relaunches after interruptions")] = 3,
-        alternatives: Annotated[list[str] | None, Field(description="Next if no capacity: PLATFORM[:GPU]")] = None,
+        alternatives: Annotated[list[str] | None, Field(description="If no capacity: PLATFORM[:GPU]")] = None,
         options: Annotated[dict[str, Any] | None, Field(description="Platform options; see its profile")] = None,
         project: Annotated[str, Field(description="Cost tag")] = "",
         grid: Annotated[
