@@ -1,4 +1,4 @@
-"""The columns that a training program reads, renames and makes."""
+"""Find the columns that a training program reads, renames and makes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _RESHAPES = frozenset(
 
 
 def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
-    """Return renamed columns, names of columns that are made, and whether rows are changed in ways that are not
-    followed.
-    """
+    """Return the renamed columns, the new columns, and whether rows are changed in ways that are not followed."""
     renames: dict[str, str] = {}
     reshaped = False
     makes: set[str] = set()
@@ -42,7 +40,7 @@ def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
 
 
 def renamed_by(call: Call) -> dict[str, str] | None:
-    """Return the columns that a call renames, None where they are not known."""
+    """Return the columns that a call renames, None if they are unknown."""
     if len(call.args) >= 2 and all(isinstance(a, str) for a in call.args[:2]):
         return {call.args[0]: call.args[1]}
     mapping = call.get("column_mapping", 0)
@@ -53,7 +51,7 @@ ROW_FUNCTIONS = frozenset({"map", "filter", "with_transform", "set_transform"})
 
 
 def row_functions(program: Program) -> Iterator[tuple[Call, ast.expr | None]]:
-    """Yield the calls that change or filter rows, each with the function that it is given."""
+    """Yield the calls that change or filter rows, each with its function."""
     for call in program.calls:
         if call.last in ROW_FUNCTIONS and call.name.startswith(".") and call.node is not None:
             given = call.node.args[:1] or [k.value for k in call.node.keywords if k.arg in {"function", "transform"}]
@@ -61,7 +59,7 @@ def row_functions(program: Program) -> Iterator[tuple[Call, ast.expr | None]]:
 
 
 def column_reads(program: Program) -> Iterator[tuple[str, int]]:
-    """Yield columns that the functions given to `map` and `filter` read from their rows, whatever the row."""
+    """Yield the columns that the functions passed to `map` and `filter` read from every row."""
     certain = {id(node) for node, _ in program.nodes} - program.maybe - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
     for call in program.calls:
@@ -74,10 +72,10 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
-    """Yield columns that those functions read from some rows, by what the rows contain, with the columns looked up for
-    that by `get`: in a dataset that has these, a row that gets there is likely.
+    """Yield the columns that those functions read only from some rows, with the columns whose values decide that.
 
-    A condition that asks whether a row has a column, or that is about anything else than the row, gives nothing.
+    A condition looks these up by `get`: in a dataset that has them, such a row is likely. A condition that tests
+    whether a row has a column, or that is not about the row, yields nothing.
     """
     runs = {id(node) for node, _ in program.nodes} - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
@@ -129,14 +127,14 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from a function's row, an empty text where it reads none."""
+    """Return the column that a node reads from a function's row, an empty text if it reads none."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""
     return ""
 
 
-# What trl itself passes to a reward function; its other parameters are columns.
+# Parameters of a reward function that trl itself passes; the others are columns.
 _REWARD_GIVEN = frozenset(
     {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
 )

@@ -1,4 +1,4 @@
-"""Find the files that a command line names: the one that an interpreter starts, and those of data and settings."""
+"""Find the files in a command line: the one that an interpreter starts, and data and settings files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_python(program: str) -> bool:
 
 
 def started_file(command: Sequence[str]) -> str:
-    """Return the file that a command's interpreter or launcher starts; empty where that is not plain."""
+    """Return the file that a command's interpreter or launcher starts; empty if that is unclear."""
     program, words = command[0].rpartition("/")[2] if command else "", list(command[1:])
     if program in _LAUNCHERS:
         return next((w for w in words if w.endswith(".py") and not w.startswith("-") and "://" not in w), "")

@@ -1,4 +1,4 @@
-"""Read which flags a script's command line accepts: by argparse, or as fields of dataclasses."""
+"""Find the flags that a script's command line accepts, by argparse or as fields of dataclasses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The flags that a script declares. `flags` maps a flag, with dashes as underscores, to the texts that it accepts
-    (empty: any). `classes` are the dataclasses whose fields are flags as well. `abbreviates`: a prefix is enough.
-    `ignores`: unknown flags have no effect. `partial`: other code may add flags, or read those that are unknown.
+    """The flags that a script declares.
+
+    `flags` maps a flag, with dashes as underscores, to the texts that it accepts (empty: any). `classes` are the
+    dataclasses whose fields are flags too. `abbreviates`: a prefix is enough. `ignores`: unknown flags have no effect.
+    `partial`: other code may add flags, or read the unknown ones.
     """
 
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -30,7 +32,7 @@ class CommandLine:
 
 
 def command_line(program: Program) -> CommandLine | None:
-    """Return the command line of a program, None where it has none or where not all of it can be known."""
+    """Return the command line of a program; None if it has none, or if some of it is unknown."""
     parsers = [c for c in program.calls if c.last in {"ArgumentParser", *_DATACLASS_PARSERS}]
     last = {c.last for c in program.calls}
     if len(parsers) != 1 or "add_subparsers" in last or not last & (_EXACT | _TOLERANT):
@@ -67,19 +69,19 @@ def command_line(program: Program) -> CommandLine | None:
 
 
 def _elsewhere(call: Call) -> bool:
-    """Return true if a call parses something else than the command line."""
+    """Return true if a call parses anything other than the command line."""
     given = (call.get(name) for name in ("args", "args_filename"))  # a file beside the script is not in a job's folder
     return any(a is not None for a in (*call.args, *given))
 
 
 def _tolerates(call: Call) -> bool:
     """Return true if a call accepts flags that its parser does not declare."""
-    # `fail_with_unknown_args` of TrlParser is about its file of settings only.
+    # `fail_with_unknown_args` of TrlParser applies only to its settings file.
     return call.last in _TOLERANT or call.get("return_remaining_strings", default=False) is not False
 
 
 def _drops_rest(program: Program, parse: ast.Call) -> bool:
-    """Return true if nothing reads what a tolerant call leaves over, the last of its results."""
+    """Return true if the last result of a tolerant call, the unknown flags, is never read."""
     read = {node.id for node, _ in program.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node, _ in program.nodes:
         match node:
@@ -91,7 +93,7 @@ def _drops_rest(program: Program, parse: ast.Call) -> bool:
 
 
 def _escapes(program: Program, holders: set[str]) -> bool:
-    """Return true if the parser goes to code that may add flags."""
+    """Return true if the parser is passed to code that may add flags."""
     # After `return parser` the caller has the same flags.
     returned = {id(node.value) for node, _ in program.nodes if isinstance(node, ast.Return)}
     methods: set[int] = set()
@@ -109,7 +111,7 @@ def _escapes(program: Program, holders: set[str]) -> bool:
 
 
 def _declared(program: Program) -> dict[str, tuple[str, ...]] | None:
-    """Return the flags that `add_argument` declares; None where one of them is not known."""
+    """Return the flags that `add_argument` declares; None if one of them is unknown."""
     flags: dict[str, tuple[str, ...]] = {}
     for call in program.calls:
         if call.last in {"set_defaults", "register"}:
@@ -131,7 +133,7 @@ def _declared(program: Program) -> dict[str, tuple[str, ...]] | None:
 
 
 def _classes(program: Program, parser: ast.Call) -> Iterator[str]:
-    """Yield the dataclasses of a parser, an empty text for one that is not named."""
+    """Yield the dataclasses of a parser, an empty text for one without a known name."""
     given = next(
         (k.value for k in parser.keywords if k.arg == "dataclass_types"), parser.args[0] if parser.args else None
     )

@@ -17,7 +17,7 @@ _FLAGS = {"store_true": False, "store_false": True}
 class Option:
     """One declared option: its words on the command line, and its default as an expression.
 
-    `fixed` is the value of an option without such an expression; UNKNOWN where the option has to be given.
+    `fixed` is the value of an option without such an expression; UNKNOWN if the option is required.
     """
 
     words: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ def flags(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a word of a command line means: a truth, a number or a text."""
+    """Convert a word of a command line to a boolean, a number or a text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for cast in (int, float):
@@ -76,7 +76,7 @@ def field_option(value: ast.expr | None) -> Option:
 
 
 def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[str, Any]) -> Any:
-    """Return the value that a command line gives an option, None where it gives none.
+    """Return an option's value on the command line, None if it is not given.
 
     An abbreviated word counts as given, with an unknown value.
     """
@@ -94,7 +94,7 @@ def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[s
 
 
 def typed_value(option: Option, name: str, argv: Sequence[str], value: Any) -> Any:
-    """Return a given value as the option's type makes it."""
+    """Convert a given value to the option's type."""
     if option.several:
         return _words(name, argv)
     if option.kind == "str" and value is not True:
@@ -117,7 +117,7 @@ def _words(name: str, argv: Sequence[str]) -> list[str]:
 
 
 def names_a_file(argv: Sequence[str]) -> bool:
-    """Return true if a command line names a file of settings, which may give any option."""
+    """Return true if a command line names a settings file, which may set any option."""
     return any(w.partition("=")[0] in {"--config", "--config_file", "--recipe"} for w in argv) or any(
         word.endswith((".yaml", ".yml", ".json", ".toml")) and not before.startswith("-")
         for before, word in zip(("", *argv), argv, strict=False)

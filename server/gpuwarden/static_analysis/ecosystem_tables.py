@@ -1,7 +1,7 @@
 """Facts about training libraries, as tables that the preflight rules read.
 
 Checked against trl 1.16, transformers 5.23, accelerate 1.15, datasets 5.2, peft 0.21 and torch 2.15 of November 2026.
-When a library moves, this is the one place to change.
+When a library changes, only this file needs an update.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAINERS: dict[str, str] = {
 }
 CONFIGS: dict[str, str] = {name.removesuffix("Trainer") + "Config": method for name, method in TRAINERS.items()}
 
-# Each method is served by any one of its column sets.
+# Any one of a method's column sets is enough.
 COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "sft": (
         frozenset({"text"}),
@@ -83,7 +83,7 @@ HEADS: dict[str, str] = {
 
 # -------------------------------------------------------------------------------------------------- dependencies
 
-# Import name -> names on the package index, where they differ. Any one of them brings it.
+# Import name -> package names, if they differ. Any one of the packages provides the import.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "sklearn": ("scikit-learn",),
     "PIL": ("pillow",),
@@ -230,7 +230,7 @@ jsonlines loguru lxml msgspec ninja num2words nvidia-ml-py orjson packaging pret
 python-dotenv python-levenshtein pyyaml rapidfuzz rich ruff schedulefree setuptools simplejson six snac tabulate
 termcolor toml torchao torchcodec torchinfo torchsummary triton typer tyro ujson uv wget wheel xxhash zstandard
 """
-"""Packages that bring no library that training scripts import."""
+"""Packages that depend on no library that training scripts import."""
 KNOWN: frozenset[str] = frozenset(BRINGS) | frozenset().union(*BRINGS.values()) | frozenset(_PLAIN.split())
 """Packages whose dependencies are listed here."""
 
@@ -256,7 +256,7 @@ _REQUIREMENT = re.compile(
 
 
 def read_requirement(text: str) -> Requirement | None:
-    """Return a requirement as in PEP 508, as far as rules need it; None for something else, such as a bare URL."""
+    """Parse a PEP 508 requirement as far as rules need it; return None for anything else, such as a bare URL."""
     found = _REQUIREMENT.fullmatch(text)
     if found is None:
         return None
@@ -266,7 +266,7 @@ def read_requirement(text: str) -> Requirement | None:
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
-    """Return the packages and the ones that they certainly bring along."""
+    """Return the packages and their certain dependencies."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -287,7 +287,7 @@ def listed(dependencies: Iterable[str], installed: Iterable[str] = ()) -> frozen
 
 
 def distributions(module: str) -> tuple[str, ...]:
-    """Return the packages that bring an import."""
+    """Return the packages that provide an import."""
     return DISTRIBUTIONS.get(module, (canonical_name(module),))
 
 
@@ -308,7 +308,7 @@ SYSTEM_TOOLS = BUILD_TOOLS | {
     "7z",
 }
 
-# apt package -> the programs that it brings.
+# apt package -> the programs that it provides.
 APT: Mapping[str, frozenset[str]] = {
     "build-essential": frozenset({"make", "gcc", "g++", "cc"}),
     "p7zip-full": frozenset({"7z", "p7zip"}),
@@ -328,10 +328,10 @@ GPUWARDEN_JOB GPUWARDEN_ATTEMPT
 """
 GIVEN_VARIABLES = frozenset(_GIVEN.split())
 
-# Variables that the runner sets in addition, wherever it runs: not on a serverless platform.
+# Variables that the runner also sets. A serverless platform has no runner.
 RUNNER_VARIABLES = frozenset(
     {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
 )
 
-# The address to report to, and the job's key for it. The runner sets both unless the job brings the address.
+# The address to report to, and the job's key for it. The runner sets both unless the job sets the address.
 REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

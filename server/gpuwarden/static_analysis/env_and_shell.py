@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
 @dataclass(frozen=True)
 class EnvRead:
-    """A variable of the environment that is read; `required`: its absence raises at once."""
+    """An environment variable that a program reads. `required`: the program fails if it is not set."""
 
     name: str
     line: int
@@ -24,7 +24,7 @@ class EnvRead:
 
 @dataclass(frozen=True)
 class Shell:
-    """A program that is started: its words, and whether its output and its failure can be seen."""
+    """A started program: its words, whether its output is `hidden`, and whether its failure is `checked`."""
 
     words: tuple[str, ...]
     line: int
@@ -105,7 +105,7 @@ _RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen"})
 
 
 def shells_of(program: Program) -> Iterator[Shell]:
-    """Yield the programs that a program starts, shell lines taken apart."""
+    """Yield the programs that a program starts; shell lines are split into commands."""
     shown = any(isinstance(n, ast.Attribute) and n.attr in {"stdout", "stderr", "output"} for n, _ in program.nodes)
     for call in program.calls:
         run = call.name.startswith("subprocess.") and call.last in _RUNS

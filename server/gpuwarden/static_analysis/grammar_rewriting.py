@@ -1,7 +1,7 @@
 """Rewrite newer Python into the grammar of Python 3.11, line for line.
 
-Lists of type parameters are checked and left out. An f-string keeps its text, and a name takes the place of each
-expression in it, which is parsed by itself.
+Lists of type parameters are checked and removed. An f-string keeps its text; each expression in it is replaced by a
+name and parsed separately.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LINE: Final = re.compile(r"\r\n|\r|\n")
 _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 _BLOCKS = frozenset({"def", "class"})
 Edit = tuple[int, int, str]
-"""A change of the program: its start, its end, and what comes in between."""
+"""A change to the program: its start, its end and the new text."""
 
 
 @dataclass(frozen=True)
 class Construct:
-    """A piece of grammar and the release that brought it."""
+    """A piece of grammar and the Python release that introduced it."""
 
     version: tuple[int, int]
     line: int
@@ -42,7 +42,7 @@ class _Bracket:
 
 
 class Rewriting:
-    """One program's change into older grammar. `hoisted` are the expressions of f-strings by their stand-in's name."""
+    """Rewrite one program into older grammar. `hoisted` maps each placeholder to an expression of an f-string."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -55,7 +55,7 @@ class Rewriting:
         self.stem = next(f"_newer{n}_" for n in range(len(used) + 1) if str(n) not in used)
 
     def text(self, start: int, end: int, tokens: Sequence[Token], *, statements: bool = True) -> str:
-        """Return a part of the program in older grammar, with as many lines."""
+        """Return a part of the program in older grammar, with the same number of lines."""
         parts, at = [], start
         for begin, stop, replacement in sorted(self._edits(tokens, 0 if statements else len(tokens))):
             if begin < at:
@@ -68,12 +68,12 @@ class Rewriting:
     # -------------------------------------------------------------------------------------------------- statements
 
     def _edits(self, tokens: Sequence[Token], header: int) -> Iterator[Edit]:
-        """Yield the changes to a part of the program, in one pass: the time must not grow by the square of a line.
+        """Yield the changes to a part of the program in one pass, in linear time even for long lines.
 
         No statement begins before `header`.
         """
         brackets: list[_Bracket] = []
-        begins, taken, listed = True, 0, -1  # a list of parameters is taken as one
+        begins, taken, listed = True, 0, -1  # a list of parameters is handled at once
         for n, token in enumerate(tokens):
             if n < taken:
                 continue
@@ -104,7 +104,7 @@ class Rewriting:
             begins = token.kind is Kind.NEWLINE or token.text in (";", ":")
 
     def _statement(self, tokens: Sequence[Token], n: int) -> int:
-        """Check a `type` statement, and return where it ends."""
+        """Check a `type` statement, and return its end."""
         self._note((3, 12), tokens[n], "a `type` statement")
         end = _first(tokens, n, len(tokens), (";", ""))
         sign = _first(tokens, n, end, ("=",))
@@ -114,7 +114,7 @@ class Rewriting:
         return end
 
     def _handler(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the brackets around the exceptions of `except A, B:`, and return where they end."""
+        """Yield the brackets around the exceptions of `except A, B:`, and return their end."""
         depth = lambdas = 0
         comma = False
         n += n < len(tokens) and tokens[n].text == "*"
@@ -140,9 +140,9 @@ class Rewriting:
         return len(tokens)
 
     def _parameters(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the removal of a list of type parameters, and return where it ends.
+        """Yield the removal of a list of type parameters, and return its end.
 
-        Raises SyntaxError for an invalid one.
+        Raises SyntaxError for an invalid type parameter.
         """
         self._note((3, 12), tokens[n], "a list of type parameters")
         depth, groups = 0, list[list[Token]]([[]])
@@ -179,7 +179,7 @@ class Rewriting:
             self._expression(default[1:] if starred else default, group[sign])
 
     def _comprehension(self, tokens: Sequence[Token], bracket: _Bracket) -> Iterator[Edit]:
-        """Yield the change of `[*part for part in parts]` into a call, whose value is not known."""
+        """Yield the change of `[*part for part in parts]` into a call of unknown value."""
         star, loop = bracket.start + 1, bracket.loop
         first = star + (2 if _text(tokens, star + 1) == "*" else 1)
         if tokens[star].text == "*" and loop > first and not bracket.several:
@@ -190,12 +190,12 @@ class Rewriting:
 
     def _expression(self, tokens: Sequence[Token], at: Token) -> None:
         """Check a single expression. Raises SyntaxError with its line in the program."""
-        body = self._parsed(tokens, at, "(0 if 0 else {}\n)")  # what may follow `else` is exactly one expression
+        body = self._parsed(tokens, at, "(0 if 0 else {}\n)")  # exactly one expression may follow `else`
         if not isinstance(body, ast.IfExp):
             raise failure(self.source, tokens[0].start, "invalid syntax")
 
     def _parsed(self, tokens: Sequence[Token], at: Token, form: str = "({}\n)") -> ast.expr:
-        """Parse the expressions of a field by themselves. Raises SyntaxError with its line in the program."""
+        """Parse the expressions of a field separately. Raises SyntaxError with its line in the program."""
         if not tokens:
             raise failure(self.source, at.start, "expected an expression")
         line = self._line(tokens[0].start)
@@ -206,13 +206,13 @@ class Rewriting:
             error.lineno = (error.lineno or 1) + line - 1
             raise
         if isinstance(body, ast.GeneratorExp) and (body.lineno, body.col_offset) == (1, 0):
-            raise failure(self.source, at.start, "invalid syntax")  # its brackets are those that were put around it
+            raise failure(self.source, at.start, "invalid syntax")  # it has no brackets except the added ones
         return ast.increment_lineno(body, line - 1)
 
     # ----------------------------------------------------------------------------------------------------- strings
 
     def _string(self, token: Text, before: Token | None) -> Iterator[Edit]:
-        """Yield the change of a string literal that older grammar does not have."""
+        """Yield the change to a string literal that older grammar can't parse."""
         template = "t" in token.prefix
         if isinstance(before, Text) and template != ("t" in before.prefix):
             raise failure(self.source, token.start, "cannot mix t-string literals with string or bytes literals")
@@ -220,7 +220,7 @@ class Rewriting:
             self._note((3, 14), token, "a t-string")
         if template or _is_newer(token, self.source):
             if not template:
-                self._note((3, 12), token, "an f-string with a field that only a later Python reads")
+                self._note((3, 12), token, "an f-string with a field in newer syntax")
             prefix = self.source[token.start : token.start + len(token.prefix)].replace("t", "f").replace("T", "F")
             head = token.start + len(token.prefix) + len(token.quote)
             mark = f"{{{self.stem}template}}" if template else ""
@@ -228,7 +228,7 @@ class Rewriting:
             yield token.start, token.end, f"{prefix}{token.quote}{mark}{body}{token.quote}"
 
     def _literal(self, start: int, end: int, fields: Sequence[Field], quote: str, level: int) -> str:
-        """Return the inside of an f-string, or of a spec, with a stand-in for each expression."""
+        """Return the inside of an f-string, or of a spec, with a placeholder for each expression."""
         parts, at = [], start
         for one in fields:
             parts += [self.source[at : one.start], self._field(one, quote, level)]
@@ -247,7 +247,7 @@ class Rewriting:
         if inner[-1].text == "=":
             inner, sign = inner[:-1], "="
             self.shown[f"{name}="] = source[one.start + 1 : one.code_end]
-        self.hoisted[name] = ast.Constant(None)  # takes the name, as an inner f-string needs more of them
+        self.hoisted[name] = ast.Constant(None)  # reserves the name, as an inner f-string needs more of them
         self.hoisted[name] = self._parsed(inner, one.tokens[-1])
         conversion = source[one.code_end : one.spec_start].rstrip()
         spec = ""
@@ -265,7 +265,7 @@ class Rewriting:
 
 
 def _first(tokens: Sequence[Token], start: int, end: int, marks: tuple[str, ...]) -> int:
-    """Return where the first of some marks outside brackets is, the end where none is. An empty one ends a line."""
+    """Return the index of the first mark outside brackets, `end` if none is found. An empty mark is a line's end."""
     depth = 0
     for n in range(start, end):
         depth += (tokens[n].text in _OPEN) - (tokens[n].text in _CLOSE)
@@ -283,7 +283,7 @@ def _names(token: Token) -> bool:
 
 
 def _is_newer(token: Text, source: str) -> bool:
-    """Return whether Python 3.11 rejects an f-string for what its fields contain."""
+    """Return whether Python 3.11 rejects an f-string because of its fields."""
     return any(_field_is_newer(one, token, source) for one in token.fields)
 
 

@@ -1,4 +1,4 @@
-"""Read how a command starts a job on several nodes: its launcher, its restarts, its timeouts. Nothing is run."""
+"""Read a command that starts a job on several nodes: launcher, restarts, timeouts. The command is not run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LOADS: Final = (
 )  # fmt: skip
 """Last names of calls that read saved state."""
 RESUMES: Final = frozenset({"resume_from_checkpoint", "ckpt_path", "resume", "resume_from", "load_checkpoint"})
-"""Arguments of calls, and options of commands, that ask for saved state."""
+"""Arguments of calls, and options of commands, that select saved state."""
 TRAINER_TIMEOUT_S: Final = 1800.0
-"""What `ddp_timeout` of transformers is where a script does not set it."""
+"""Default of `ddp_timeout` in transformers."""
 
 
 @dataclass(frozen=True)
 class GroupLaunch:
-    """A launch as its words say it. None is not known, or not said."""
+    """A launch, read from its words. None means unknown or not given."""
 
     launcher: Literal["torchrun", "horovodrun", ""] = ""
     nodes: int | None = None
@@ -40,7 +40,7 @@ class GroupLaunch:
 
 
 def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFacts | None = None) -> GroupLaunch:
-    """Return what a command, its variables and its script say of a launch on several nodes."""
+    """Return the launch that a command, its variables and its script describe."""
     names = {word.rpartition("/")[2] for word in words}
     launcher: Literal["torchrun", "horovodrun", ""] = (
         "torchrun" if names & TORCHRUN else "horovodrun" if names & HOROVOD else ""
@@ -50,7 +50,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
         if word.startswith("-") and len(word) > 1:
             name, equals, value = word.lstrip("-").partition("=")
             given[name.replace("-", "_")] = value if equals else after
-    # The words of a command alone import nothing: then there was no script to read.
+    # Facts without imports come from a command's words alone, without a script.
     uses = script.uses if script is not None and not script.error and script.uses.imports else None
     return GroupLaunch(
         launcher=launcher,
@@ -71,7 +71,7 @@ def _most(text: str | None) -> int | None:
 
 
 def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
-    """Return whether something is loaded at the start; None where there is no script to read."""
+    """Return whether a run loads saved state when it starts; None without a script to read."""
     if RESUMES & set(given):
         return True
     if uses is None:
@@ -84,7 +84,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
 
 
 def collective_timeout(uses: Uses | None, given: Mapping[str, str]) -> float | None:
-    """Return the timeout of collectives in seconds; None where it is left to PyTorch, or computed."""
+    """Return the timeout of collectives in seconds; None if PyTorch's default applies, or if the value is computed."""
     said = given.get("ddp_timeout", "")
     if said.isdigit():
         return float(said)

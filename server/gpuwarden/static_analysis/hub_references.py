@@ -15,7 +15,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
 )
-# Libraries whose `from_pretrained` takes the id of a repo; that of any other class may mean something else.
+# Libraries whose `from_pretrained` takes a repo id; in other libraries the argument may mean something else.
 _LIBRARIES: Final = frozenset(
     """transformers diffusers peft trl unsloth sentence_transformers datasets huggingface_hub setfit optimum open_clip
     adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
@@ -26,10 +26,10 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 
 @dataclass(frozen=True)
 class RepoUse:
-    """One repo that the program reads. `role` is data, model, adapter, or file.
+    """One repo that the program reads. `role` is data, model, adapter, tokenizer or file.
 
-    `unknown` are the fields that the program gives a value which is not known here; `maybe`: a condition that is not
-    known decides whether it is read. `inside` is the folder of the repo that is loaded.
+    `unknown` are the fields whose given value is unknown. `maybe`: an unknown condition decides whether the repo is
+    read. `inside` is the folder of the repo that is loaded.
     """
 
     id: str
@@ -70,7 +70,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Return whether a string can only be meant as a repo: the right shape, and no path that the program writes."""
+    """Return whether a string is a repo id: it has the form of one and is not a path that the program writes."""
     if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
         return False
     if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
@@ -79,7 +79,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
 
 
 def split_keys(program: Program) -> dict[int, list[str]]:
-    """Return the splits that are taken from the result of a call: `load_dataset(x)["test"]`, or through a variable."""
+    """Return the splits that are read from each call's result: `load_dataset(x)["test"]`, or through a variable."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
         if isinstance(node, ast.Assign):
@@ -87,7 +87,7 @@ def split_keys(program: Program) -> dict[int, list[str]]:
                 if isinstance(target, ast.Name):
                     one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
                     held[target.id] = one
-    own: set[str] = set()  # keys that the script sets, or looks for before it uses them
+    own: set[str] = set()  # keys that the script sets, or tests before it uses them
     for node, _ in program.nodes:
         match node:
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
@@ -140,7 +140,7 @@ def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
     split = text_or_none(call.get("split"))
     hidden = _unknown(call, revision="revision", config=("name", 1), split="split", file="data_files")
     if any(call.get(name) is not None for name in ("data_dir", "trust_remote_code")):
-        hidden |= {"config", "split"}  # another way to the files of the repo
+        hidden |= {"config", "split"}  # these select files in another way
     for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
         yield RepoUse(
             path,
@@ -158,7 +158,7 @@ def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
 
 
 def _unknown(call: Call, **names: str | tuple[str, int]) -> frozenset[str]:
-    """Return the fields whose argument is given with a value that is not known, or may be given."""
+    """Return the fields whose argument is unknown, or may be passed by `*` or `**`."""
     found = {f: call.get(*(n if isinstance(n, tuple) else (n,))) for f, n in names.items()}
     return frozenset(f for f, value in found.items() if value is UNKNOWN)
 
@@ -167,7 +167,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
     """Yield the repos that a `from_pretrained` reads."""
     revision = text_or_none(call.get("revision"))
     if defines(program.classes, call.base, "from_pretrained"):
-        return  # the script says itself what the name means
+        return  # the script's own method decides what the name means
     if call.name.startswith("peft.PeftModel"):
         base, adapter = call.get("model", 0), call.get("model_id", 1)
         yield from _model(base, call, revision=None)
@@ -178,7 +178,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
         re.search(r"(Tokenizer\w*|Processor\w*|FeatureExtractor|Config)\.from_pretrained$", call.name)
         and role == "model"
     ):
-        role = "tokenizer"  # an adapter's repo has one too
+        role = "tokenizer"  # an adapter's repo has a tokenizer too
     name = call.get("pretrained_model_name_or_path", 0)
     foreign = call.name.partition(".")[0] not in _LIBRARIES
     for use in _model(call.kwargs.get("model_name", name), call, role=role, revision=revision):
@@ -186,7 +186,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
 
 
 def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> bool:
-    """Return true if a class of the program, or one that it inherits from here, defines a method."""
+    """Return true if a class of the program, or one of its bases in the program, defines a method."""
     node = classes.get(title)
     for _ in range(len(classes)):
         if node is None:
@@ -201,7 +201,7 @@ def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> boo
 def flagged_repos(flags: Mapping[str, Any], option: Callable[[str], Any] | None = None) -> Iterator[RepoUse]:
     """Yield the repos that `--model_name_or_path` and `--dataset_name` name, flags of trl and transformers scripts.
 
-    `option` returns what the script itself declares for a flag that is not given.
+    `option` returns the given value of a flag, else the default that the script declares.
     """
     option = option or flags.get
     if isinstance(model := flags.get("model_name_or_path"), str):
@@ -235,5 +235,5 @@ def _model(
 
 
 def text_or_none(value: Any) -> str | None:
-    """Return a text, or None for anything else, unknown values included."""
+    """Return a value if it is a text, else None."""
     return value if isinstance(value, str) else None

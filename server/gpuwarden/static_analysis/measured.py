@@ -1,8 +1,8 @@
-"""Read the runs that were measured on GPUs, and correct the estimates by them.
+"""Read the runs that were measured on GPUs, and by which the estimates are corrected.
 
-`references/measured-gpus.jsonl` has one run a line: a shipped trainer on one card. `tools/measure_gpu.py` writes it. A
-run outside an estimate widens that estimate; a run inside it changes nothing. Cards and trainers without a run keep
-the estimate as it is.
+`references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a shipped trainer on one
+card. A run outside an estimate widens that estimate; a run inside it changes nothing. Cards and trainers without a run
+keep the estimate as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Measured(Frozen):
-    """One run of a shipped trainer. `gpu` is a name of our table of cards; `peak_gb` what PyTorch had allocated."""
+    """One run of a shipped trainer. `gpu` is a name in the table of cards, `peak_gb` PyTorch's allocated memory."""
 
     date: date
     card: str = Field(min_length=1)
@@ -62,7 +62,7 @@ def measured_file() -> Path:
 
 
 def read_measured(file: Path) -> tuple[Measured, ...]:
-    """Return the runs of a file, in its order. Raises BadRequest that names the line at fault."""
+    """Return the runs of a file, in its order. Raises BadRequest that names an invalid line."""
     found = []
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         try:
@@ -75,5 +75,5 @@ def read_measured(file: Path) -> tuple[Measured, ...]:
 
 @lru_cache(maxsize=1)
 def measured_runs() -> tuple[Measured, ...]:
-    """Return the runs that come with gpuwarden, those of a CPU left out: they say nothing of a GPU."""
+    """Return the runs shipped with gpuwarden, except those on a CPU, which do not apply to a GPU."""
     return tuple(run for run in read_measured(measured_file()) if run.gpu != CPU)

@@ -1,9 +1,9 @@
-"""Parse Python with the grammar of releases after the one that runs here.
+"""Parse Python with the grammar of releases newer than the running interpreter.
 
-Each newer construct is rewritten into older grammar, line for line, and the standard library parses the result. An
-interpreter that new is rarely there, parso 0.8 lacks these f-strings and `type`, and libcst would be a second kind of
-tree. What a rule could misread is left unknown: a t-string and an unpacking comprehension become calls of a name that
-nobody defined.
+Each newer construct is rewritten into older grammar, line for line, and the standard library parses the result. A newer
+interpreter is rarely installed, parso 0.8 lacks these f-strings and `type`, and libcst would add a second kind of tree.
+Values that a rule could misread become unknown: a t-string and an unpacking comprehension become calls of an undefined
+name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from gpuwarden.static_analysis.grammar_rewriting import Construct, Rewriting
 
 NEWEST: Final = (3, 15)
-"""The last grammar that is known here."""
+"""The newest supported grammar."""
 
 
 def parse_newer(source: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return a program's tree and its newer constructs. Raises SyntaxError for what no known release can parse."""
+    """Return a program's tree and its newer constructs. Raises SyntaxError if no known release can parse it."""
     rewriting = Rewriting(source)
     tree = ast.parse(rewriting.text(0, len(source), rewriting.tokens) + "\n")
     return (_Restorer(rewriting).visit(tree) if rewriting.found else tree), tuple(rewriting.found)
 
 
 def newer_constructs(source: str) -> tuple[Construct, ...]:
-    """Return the newer constructs of a program, where the Python that runs here can parse them itself."""
+    """Return the newer constructs of a program that the running Python can parse itself."""
     try:
         rewriting = Rewriting(source)
         rewriting.text(0, len(source), rewriting.tokens)
@@ -37,19 +37,19 @@ def newer_constructs(source: str) -> tuple[Construct, ...]:
 
 
 def newest(constructs: Sequence[Construct]) -> Construct | None:
-    """Return the first construct of those that the latest release brought."""
+    """Return the first of the constructs that need the latest Python."""
     last = max((c.version for c in constructs), default=None)
     return next((c for c in constructs if c.version == last), None)
 
 
 def described(construct: Construct) -> str:
-    """Return what a script uses, where, and which Python it needs for that."""
+    """Describe a construct: its line, its name and the Python that it needs."""
     major, minor = construct.version
     return f"line {construct.line} has {construct.what}, which needs Python {major}.{minor}"
 
 
 class _Restorer(ast.NodeTransformer):
-    """Put the hoisted expressions back, and make a call of each template and of each unpacking comprehension."""
+    """Put the hoisted expressions back, and turn each template and each unpacking comprehension into a call."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
@@ -57,7 +57,7 @@ class _Restorer(ast.NodeTransformer):
         self._shown = re.compile(f"{self.stem}[0-9]+=")
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the expression that a name was put in for."""
+        """Return the expression that a placeholder replaced."""
         found = self.rewriting.hoisted.get(node.id)
         return node if found is None else self.visit(found)
 

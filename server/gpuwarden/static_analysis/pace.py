@@ -13,13 +13,13 @@ _SPREAD: Final = (0.75, 1.45)
 """Share of a settled pace that the rest of a run takes: longer rows, evaluations and saves come later."""
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)
-"""Share of an earlier run's pace: another machine, other neighbours."""
+"""Share of an earlier run's pace: the machine and its other load may differ."""
 _LAST_S: Final = 120.0
 """The last save and upload."""
 
 
 class Pace(Frozen):
-    """Seconds of one step, and how they were seen."""
+    """Seconds of one step, measured over a number of steps and seconds."""
 
     seconds: float
     steps: int
@@ -27,12 +27,12 @@ class Pace(Frozen):
 
     @property
     def settled(self) -> bool:
-        """Return whether the first minutes are over: the start and its compilations no longer decide the pace."""
+        """Return whether the first minutes are over, so that start and compilation no longer dominate the pace."""
         return self.steps >= SETTLED_STEPS and self.elapsed_s >= SETTLED_S
 
 
 class Remaining(Frozen):
-    """Least and most seconds until the last step, and what they rest on."""
+    """Least and most seconds until the last step, and the basis of the estimate."""
 
     low: float
     high: float
@@ -42,9 +42,9 @@ class Remaining(Frozen):
 def remaining(
     left: int, own: Pace | None, earlier: Sequence[Pace] = (), prior: tuple[float, float] | None = None
 ) -> Remaining | None:
-    """Return the time of the steps that are left; None where neither this run nor an earlier one gives a pace.
+    """Return the time of the remaining steps; None without a pace of this run, an earlier run or `prior`.
 
-    `prior` are the least and the most seconds of one step by the estimate. It only bounds an early pace.
+    `prior` are the least and the most seconds of one step by the estimate. It is ignored once the pace is settled.
     """
     if left < 0 or (own is None and not earlier and prior is None):
         return None
@@ -60,7 +60,7 @@ def remaining(
         bounds.append((*prior, "the estimate"))
     low, high, basis = bounds[0]
     for least, most, name in bounds[1:]:
-        if max(low, least) < min(high, most):  # what contradicts a nearer observation is left out
+        if max(low, least) < min(high, most):  # a range that contradicts a nearer observation is ignored
             low, high, basis = max(low, least), min(high, most), f"{basis} and {name}"
     return _of(left, low, high, basis)
 

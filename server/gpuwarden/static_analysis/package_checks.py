@@ -1,4 +1,4 @@
-"""Compare what a script imports, passes and is given with the releases of the libraries that the job will get."""
+"""Check a script's imports, arguments and flags against the library releases that the job will get."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ _PATCHED = frozenset({"trl", "transformers", "peft"})
 """The packages whose trainers and configurations unsloth replaces when it is imported."""
 _NAME = re.compile(r"\w+_\w+")
 _TRAINING = "transformers.TrainingArguments"
-"""The base of nearly every dataclass that makes flags of training settings."""
+"""The base of nearly every dataclass whose fields become training flags."""
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """One thing that the libraries of the job don't accept. `sure` is false where another release has it and nothing
-    says which release the job gets, and where nobody knows whether the line runs.
+    """A name, argument, flag or value that the job's libraries don't accept.
+
+    `sure` is false if another release accepts it and the job's release is unknown, or if the line may not run.
     """
 
     message: str
@@ -55,9 +56,9 @@ def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
 
 
 class Libraries:
-    """The libraries of one job, in the one release of each or in the two around an unlisted one.
+    """The libraries of one job: one release of each, or the two releases around one that the tables lack.
 
-    Releases are chosen for the first name that a table may have: to read all tables takes longer than most scripts.
+    Releases are chosen when a table is first needed: reading all tables takes longer than analysing most scripts.
     """
 
     def __init__(self, requirements: Iterable[str] | None, use: PackageUse, imports: Iterable[tuple[str, int]]) -> None:
@@ -74,14 +75,14 @@ class Libraries:
 
     @cached_property
     def installed(self) -> list[Installed]:
-        """Return what the job gets: once, or twice where an unlisted release falls between two."""
+        """Return the libraries that the job gets: one set, or two if a release falls between two of a table."""
         ends = ({p: c.places[0] for p, c in self.chosen.items()}, {p: c.places[-1] for p, c in self.chosen.items()})
         return [Installed(places, self.use.own) for places in (ends[:1] if ends[0] == ends[1] else ends)]
 
     # ------------------------------------------------------------------------------------------------- imports
 
     def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the names that a script imports, or calls as attributes of a module, and that do not exist."""
+        """Yield the imported names, and the called attributes of modules, that do not exist."""
         seen: set[str] = set()
         named = [(name, line) for name, line in names if not name.endswith(".*")]
         modules = {name for name, _ in named}
@@ -100,9 +101,9 @@ class Libraries:
         past = history(package, name)
         owner, _, last = name.rpartition(".")
         if past.gone_in and self._is_past(package, past.gone_in):
-            message = f"line {line}: {name} is gone since {package} {minor(past.gone_in)}"
+            message = f"line {line}: {name} was removed in {package} {minor(past.gone_in)}"
         elif past.since:
-            message = f"line {line}: {name} comes with {package} {minor(past.since)}"
+            message = f"line {line}: {name} was added in {package} {minor(past.since)}"
         else:
             message = f"line {line}: {owner} has no {last}"
         return Misfit(
@@ -112,10 +113,10 @@ class Libraries:
         )
 
     def _never_was(self, package: str, name: str) -> bool:
-        """Return true if no release had a name, those before the table included.
+        """Return true if no release had a name, including the releases before the table.
 
-        A letter or two away from a name that exists it is a slip; other names may be older than the table, unless what
-        the script imports beside is younger.
+        A name that differs by a letter or two from an existing one is a spelling mistake. Any other name may be older
+        than the table, unless the script's other imports need a later release than the table's first.
         """
         known = table(package)
         places = range(len(known.releases) if known else 0)
@@ -127,7 +128,7 @@ class Libraries:
         return bool(possible) and possible[0] > 0
 
     def _other_home(self, name: str) -> str:
-        """Return where the name is now, what replaced it, or the closest name."""
+        """Return a fix: the replacement of a name, its new module, or the closest name."""
         package, last = package_of(name), name.rpartition(".")[2]
         known, installed = table(package), self.installed[-1]
         assert known is not None
@@ -142,7 +143,7 @@ class Libraries:
     # ----------------------------------------------------------------------------------------------- arguments
 
     def calls(self, calls: Iterable[Call]) -> Iterator[tuple[Call, str, list[Signature]]]:
-        """Yield the calls whose arguments are all known, with the qualified name and what it accepts."""
+        """Yield the calls whose signature is known in every release, with qualified name and signatures."""
         for call in calls:
             own = OWN + call.name
             name = own if own in self.use.own else call.name
@@ -158,17 +159,17 @@ class Libraries:
                 yield call, self._library(name), known
 
     def _judges(self, call: Call) -> bool:
-        """Return true if a call is one of the name that it was imported as, whatever is installed."""
+        """Return true if a call certainly means the imported name, and does not depend on the installed release."""
         return call.base not in self.use.rebound and call.line not in self.use.careful
 
     def _library(self, name: str) -> str:
-        """Return the library's class behind one of the script's own, else the name itself."""
+        """Return the library class that a script's own class inherits from, else the name itself."""
         while name in self.use.own and self.use.own[name].bases:
             name = self.use.own[name].bases[0]
         return name
 
     def arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the arguments that a call passes and that do not exist."""
+        """Yield the passed arguments that do not exist."""
         calls = tuple(calls)
         judged: set[int] = set()
         for call, name, signatures in self.calls(calls):
@@ -179,9 +180,9 @@ class Libraries:
         yield from self._misspelt_arguments(call for call in calls if id(call) not in judged)
 
     def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the arguments that no release ever had, and that differ by a letter or two from one that some has.
+        """Yield the arguments that no release ever had and that differ by a letter or two from an existing one.
 
-        That is known too where the release is not, and where unsloth replaces the class.
+        This works even if the release is unknown, or if unsloth replaces the class.
         """
         for call in calls:
             known = self.accepted_ever(call.name) if call.kwargs and self._judges(call) else None
@@ -191,7 +192,7 @@ class Libraries:
                     yield Misfit(message, f"Use {meant}.", not call.maybe)
 
     def accepted_ever(self, name: str) -> frozenset[str] | None:
-        """Return the arguments of a class in any release, None where one of its forms or bases accepts any."""
+        """Return the arguments of a class in any release; None if one of its forms or bases accepts any argument."""
         own = self.use.own.get(OWN + name.removeprefix(OWN))
         if own is None:
             return accepted_ever(name) if package_of(name) else None
@@ -209,7 +210,7 @@ class Libraries:
             where += f" since {package} {minor(past.gone_in)}"
         elif past.existed:
             where += f" before {package} {minor(past.since)}"
-            instead = f"Ask for {package}>={minor(past.since)}, or leave it out."
+            instead = f"Require {package}>={minor(past.since)}, or leave it out."
         sure = self._decided(package) or not (past.existed or past.open)
         if not sure and past.gone_in and not past.open:
             judged = [c for c in calls if not c.maybe and self._judges(c) and package_of(c.name)]
@@ -218,7 +219,7 @@ class Libraries:
         return Misfit(f"{where} (checked: {self._text(package)})", instead, sure and not call.maybe)
 
     def deprecated(self, calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the arguments that still exist and are announced to go."""
+        """Yield the passed arguments that are deprecated."""
         for call, name, signatures in self.calls(calls):
             for argument in call.kwargs:
                 news = [signature.renames.get(argument) for signature in signatures]
@@ -228,7 +229,7 @@ class Libraries:
                     yield Misfit(f"{message} ({self._text(package)})", f"Use {new}.")
 
     def choices(self, calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the texts that an argument does not accept; not `sure` where nothing is known to refuse them."""
+        """Yield the texts that an argument does not accept; `sure` is false if the library may not reject them."""
         for call, name, signatures in self.calls(calls):
             for argument, value in call.kwargs.items():
                 accepted = [
@@ -244,11 +245,11 @@ class Libraries:
     # -------------------------------------------------------------------------------------------- command line
 
     def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
-        """Yield the flags that a script is given and does not declare, or declares twice under that abbreviation.
+        """Yield the given flags that a script does not declare, and the abbreviations of several flags.
 
-        Where the job's release of a dataclass is not known, only a misspelt flag that no release has is certain; where
-        the dataclass is not known at all, none is. A parser that ignores unknown flags starts the training without
-        what was meant.
+        If the job's release of a dataclass is unknown, only a misspelt flag that no release has is certain. If the
+        dataclass itself is unknown, no flag is certain. A parser that ignores unknown flags starts the training
+        without the intended setting.
         """
         fields, exact = self._fields(line), True
         if fields is None:
@@ -258,8 +259,8 @@ class Libraries:
             known = set(line.flags).union(*(self.accepted_ever(name) or () for name in classes))
             for name in given:
                 if name not in known and (meant := misspelt(name, known)):
-                    message = f"--{name} looks like --{meant}, and not all flags of this script are known here"
-                    yield Misfit(message, f"Write --{meant} if that is meant.", sure=False)
+                    message = f"--{name} looks like --{meant}, but not all flags of this script are known"
+                    yield Misfit(message, f"Write --{meant} if you mean that flag.", sure=False)
             return
         for name, declared in self._declared(line, given, fields):
             named = [flag for flag in fields if not flag.startswith("no_")]
@@ -279,9 +280,9 @@ class Libraries:
                 yield Misfit(f"--{name} is short for several flags: {listed}", "Write the flag out.")
 
     def declares(self, line: CommandLine, name: str) -> bool | None:
-        """Return whether a command line has a flag, abbreviations aside; None where not all of it is known.
+        """Return whether a command line declares a flag in full; None if not all of its flags are known.
 
-        A parser that ignores unknown flags may hand them to other code.
+        A parser that ignores unknown flags may pass them to other code.
         """
         fields = self._fields(line)
         return None if fields is None or (line.ignores and name not in fields) else name in fields
@@ -303,7 +304,7 @@ class Libraries:
             yield name, [name] if name in (fields or {}) else longer
 
     def _fields(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
-        """Return every flag with the texts that it accepts; None where a dataclass is not known in all releases."""
+        """Return every flag with the texts that it accepts; None if a dataclass is unknown in one of the releases."""
         if line.partial:
             return None
         fields = dict(line.flags)
@@ -317,7 +318,7 @@ class Libraries:
         return fields
 
     def _fields_ever(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
-        """Return every flag that a script has with any release; None where one of its dataclasses is not known."""
+        """Return every flag that a script has with any release; None if one of its dataclasses is unknown."""
         if line.partial:
             return None
         fields = dict(line.flags)
@@ -347,15 +348,15 @@ class Libraries:
 
 
 def _instead(argument: str, past: Ever, signature: Signature | None) -> str:
-    """Return what to write instead of an argument."""
+    """Return a fix for an argument: its replacement, or the closest name."""
     known = signature.parameters if signature else {}
     if past.renamed_to in known or (signature is None and past.renamed_to):
         return f"Use {past.renamed_to}."
     if past.existed and argument in ARGUMENTS:
         advice = ARGUMENTS[argument]
         new = _NAME.match(advice)
-        if new and known and new[0] not in known:  # the trainer's arguments that went to its configuration
-            return "Give it to the configuration." if "args" in known else ""
+        if new and known and new[0] not in known:  # an argument that moved from the trainer to its configuration
+            return "Pass it to the configuration." if "args" in known else ""
         return f"Use {advice}."
     near = nearest(argument, known)
     return f"Use {near}." if near else ""

@@ -1,6 +1,4 @@
-"""Find what a script does to the libraries that it calls: its own subclasses, the names that it binds again, and the
-lines that it runs only in some versions.
-"""
+"""Find a script's subclasses of library classes, its rebound names, and the lines that depend on a version."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field
 from gpuwarden.static_analysis.signatures.tables import Definition, Parameter
 from gpuwarden.static_analysis.static_eval import Program
 
-# A branch on one of these is taken or not by what is installed.
+# A branch on one of these depends on the installed release.
 _VERSION_WORDS = ("__version__", "version", "hasattr", "signature", "_available", "find_spec", "getattr")
 _EXPECTED = ("TypeError", "ImportError", "ModuleNotFoundError", "AttributeError")
 _CATCHES_ALL = frozenset({"Exception", "BaseException"})
@@ -24,8 +22,8 @@ OWN = "<script>."
 class PackageUse:
     """The result of `package_use`.
 
-    `own` are the script's classes in the form of the tables. `rebound` are imported names that the script binds to
-    something else as well. `careful` are the lines that run only where they work.
+    `own` are the script's classes in the form of the tables. `rebound` are imported names that the script also binds
+    to something else. `careful` are the lines that run only in some releases, or with a fallback.
     """
 
     own: Mapping[str, Definition] = field(default_factory=dict)
@@ -34,7 +32,7 @@ class PackageUse:
 
 
 def package_use(program: Program) -> PackageUse:
-    """Read a program."""
+    """Find how a program uses packages."""
     classes = [n for n, scope in program.nodes if isinstance(n, ast.ClassDef) and scope is None]
     local = frozenset(node.name for node in classes)
     return PackageUse(
@@ -45,7 +43,7 @@ def package_use(program: Program) -> PackageUse:
 
 
 def _class(program: Program, node: ast.ClassDef, local: frozenset[str]) -> Definition:
-    """Return one of the script's classes; open where it accepts anything, or where nobody can tell."""
+    """Return one of the script's classes; open if it accepts any argument, or if that is unknown."""
     bases = tuple(OWN + b.id if isinstance(b, ast.Name) and b.id in local else program.dotted(b) for b in node.bases)
     decorators = [ast.unparse(d) for d in node.decorator_list]
     data = any("dataclass" in text for text in decorators)
@@ -113,7 +111,7 @@ def _rebound(program: Program) -> Iterator[str]:
 
 
 def _careful(program: Program) -> Iterator[int]:
-    """Yield the lines below a branch on a version, and those of an attempt that is made in another way if it fails."""
+    """Yield the lines below a branch on a version, and those of a `try` with a fallback."""
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp):
             test = ast.unparse(node.test)

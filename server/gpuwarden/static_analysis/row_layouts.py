@@ -28,19 +28,19 @@ _TEXTS: Final = frozenset({"text", "anchor", "positive", "negative", "sentence1"
 _PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
 _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
-"""Types that say nothing of the values: none, no value at all, several kinds of values, or one that was cut."""
+"""Types without information: an empty one, null, several kinds of values, or a type that was cut off."""
 _ANSWERS: Final = ("output", "response", "completion", "answer")
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
-"""Columns that belong to a pair of plain texts and are lost where they have another name."""
+"""Columns that belong to a pair of plain texts and are lost if they have another name."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Describe how a dataset fits: the columns read in the end, the renames before, the conversion by the trainer.
+    """Describe how a dataset fits: the columns that are read, the renames before that, and the trainer's conversion.
 
-    `talks` says that rows are conversations, which need a chat template. `missing` are the columns that no column of
-    the dataset can serve as; empty where the dataset fits.
+    `talks`: the rows are conversations, which need a chat template. `missing`: the columns for which the dataset has no
+    usable column; empty if the dataset fits.
     """
 
     reads: Columns = ()
@@ -67,7 +67,7 @@ def fit(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit:
 
 
 def usable(name: str, kind: str) -> bool:
-    """Return whether a column of this type can be what a method expects under a name; an unknown type can."""
+    """Return whether a column of this type can serve as the named column; an unknown type can."""
     plain = kind in {"string", "large_string"}
     if not kind or kind == "null":
         return True
@@ -89,7 +89,7 @@ def usable(name: str, kind: str) -> bool:
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
     """Return whether a method reads a Hub dataset's column of this type as `name`, among the columns `beside` it.
 
-    None where the type is not known. A text is never a picture there: only a local file's paths lead to pictures.
+    None if the type is unknown. A text is never an image here: only the paths in a local file refer to images.
     """
     labels_answers = name in {"label", "labels"} and "completion" in beside
     if name in _PICTURES:
@@ -104,7 +104,7 @@ def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
 
 
 def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit of a set whose columns are all there, with the columns of a larger set that only need a name."""
+    """Return the fit of a column set that is complete, or of a larger one that only needs renames."""
     for names in wanted:
         if not all(n in columns and usable(n, columns[n]) for n in names):
             continue
@@ -119,7 +119,7 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
 
 
 def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit by a conversion that the trainer does, perhaps after renames."""
+    """Return the fit by one of the trainer's conversions, perhaps after renames."""
     names = {n for group in wanted for n in group}
     if "messages" in names:
         for old in ("conversations", *SYNONYMS["messages"]):
@@ -145,7 +145,7 @@ def converted(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | 
 
 
 def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
-    """Yield the sets that columns with other names of the same meaning can serve as."""
+    """Yield the fits in which columns with a synonymous name are renamed."""
     for names in wanted:
         if renames := _renames(columns, names):
             back = {new: old for old, new in renames.items()}
@@ -153,7 +153,7 @@ def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator
 
 
 def _renames(columns: Mapping[str, str], names: Columns) -> dict[str, str]:
-    """Return renames after which all of `names` are there, empty where that can't be."""
+    """Return the renames that complete the columns `names`; empty if that is impossible or not needed."""
     found: dict[str, str] = {}
     for name in names:
         if name in columns and usable(name, columns[name]):

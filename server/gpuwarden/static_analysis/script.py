@@ -1,6 +1,6 @@
-"""Read a training script's facts from its text. It is never run and never imported.
+"""Read a training script's facts from its text, without running or importing it.
 
-The header is inline script metadata as in PEP 723.
+The header is inline script metadata (PEP 723).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.static_analysis.static_eval import Program, flags
 
 MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
-"""Characters of a header, and of a line of it: tomllib takes memory by the square of a dotted key's length."""
+"""Most characters of a header, and of one line: tomllib's memory grows with the square of a dotted key's length."""
 _RELEASES = tuple((3, minor) for minor in range(6, 31))
 _PATCHES = range(40)
 _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
@@ -34,7 +34,7 @@ _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
 
 @dataclass(frozen=True)
 class Header:
-    """A script's inline metadata. `configured`: it has settings for uv too, such as where packages come from."""
+    """A script's inline metadata. `configured`: it also has settings for uv, such as package indexes."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str | None = None
@@ -43,10 +43,10 @@ class Header:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """The facts that rules read. `error` says why the text can't be parsed as Python; the rest is then empty.
+    """The facts that rules read. `error` is the reason why the text can't be parsed; `uses` is then empty.
 
-    `grammar` is the construct of the latest Python that the script uses, where that is later than 3.11. `newer`: the
-    header requires a Python whose grammar is not known here. `fetched` is the digest of a text from an address.
+    `grammar` is the construct that needs the latest Python, None if Python 3.11 can parse the script. `newer`: the
+    header requires a Python whose grammar is not supported. `fetched` is the digest of a script that was downloaded.
     """
 
     header: Header | None = None
@@ -63,7 +63,7 @@ def read_script(
 ) -> ScriptFacts:
     """Read a script as it would run with these variables, arguments and files in its working folder.
 
-    Never raises for any content.
+    Never raises.
     """
     header = None
     try:
@@ -106,18 +106,18 @@ def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> S
 
 
 def decode(raw: bytes) -> str:
-    """Return the text of a script file, by its own encoding line. Raises BadRequest when it is not text."""
+    """Decode a script file by its own encoding line. Raises BadRequest if it is not text."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise BadRequest(
-            f"the script is not text in the encoding it claims: {error}", "Save it as UTF-8, without a declaration."
+            f"the script can't be decoded in its declared encoding: {error}", "Save it as UTF-8, without a declaration."
         ) from None
 
 
 def read_header(text: str) -> Header | None:
-    """Return the PEP 723 header, None without one. Raises BadRequest for a broken one."""
+    """Return the PEP 723 header, None if the script has none. Raises BadRequest for an invalid header."""
     text = text.replace("\r\n", "\n")
     blocks = [content for kind, content in header_blocks(text.split("\n")) if kind == "script"]
     if not blocks:
@@ -134,7 +134,7 @@ def read_header(text: str) -> Header | None:
     if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
         raise BadRequest(
             f"the script's header is longer than {MAX_HEADER:,} characters, or a line of it than {MAX_HEADER_LINE:,}",
-            "Put each requirement on a line of its own.",
+            "Put each requirement on its own line.",
         )
     try:
         table = tomllib.loads(content)
@@ -150,7 +150,7 @@ def read_header(text: str) -> Header | None:
 
 
 def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield type and lines of the blocks of PEP 723, as its reference expression finds them, in linear time."""
+    """Yield type and lines of each PEP 723 block, as its reference expression finds them, but in linear time."""
     at = 0
     while at < len(lines):
         begin, at = at, at + 1
@@ -165,7 +165,7 @@ def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def with_grammar(header: Header | None, grammar: Construct | None) -> Header | None:
-    """Return a header that asks for a Python that can parse the script, too."""
+    """Return a header that also requires a Python that can parse the script."""
     if grammar is None or versions_allowed(header or Header())[:1] >= [grammar.version]:
         return header
     asked = [header.requires_python] if header and header.requires_python else []
@@ -173,7 +173,7 @@ def with_grammar(header: Header | None, grammar: Construct | None) -> Header | N
 
 
 def start_header(text: str) -> Header | None:
-    """Return what a script's start needs: its header, and the Python of its grammar. Raises BadRequest as that does."""
+    """Return a script's header with the Python that its grammar needs. Raises BadRequest for an invalid header."""
     header = read_header(text)
     try:
         return with_grammar(header, newest(parse(text)[1]))
@@ -182,7 +182,7 @@ def start_header(text: str) -> Header | None:
 
 
 def versions_allowed(header: Header) -> list[tuple[int, int]]:
-    """Return the releases of Python 3 that a header allows, oldest first; none where it can't be understood."""
+    """Return the releases of Python 3 that a header allows, oldest first; empty if its `requires-python` is invalid."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if not header.requires_python:
@@ -195,18 +195,18 @@ def versions_allowed(header: Header) -> list[tuple[int, int]]:
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""In Python 3.11 two threads that make syntax trees at once can fail: they count their depth together."""
+"""In Python 3.11, two threads that parse at once can fail because they share one depth counter."""
 
 
 def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
-    """Return the syntax tree, by the grammar of any known release, and the constructs that this release lacks.
+    """Return the syntax tree, by the grammar of any known release, and the constructs that Python 3.11 lacks.
 
-    Raises BadRequest for anything that Python can't parse, however deep it nests.
+    Raises BadRequest for a text that Python can't parse, or that nests too deeply.
     """
-    text = text.removeprefix("\ufeff")  # Python ignores it in a file
+    text = text.removeprefix("\ufeff")  # Python ignores a byte order mark in a file
     try:
         with _ONE_AT_A_TIME, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about invalid escapes are not our concern
+            warnings.simplefilter("ignore")  # invalid escapes cause warnings
             try:
                 tree = ast.parse(text)
             except SyntaxError:
@@ -225,7 +225,7 @@ def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
 
 
 def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
-    """Return why no Python that a header allows can parse a script."""
+    """Return the reason why no Python that a header allows can parse a script; None if one can."""
     allowed = versions_allowed(header)
     if not allowed:
         return None

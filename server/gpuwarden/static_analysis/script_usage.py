@@ -46,9 +46,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Push:
-    """A place where the program writes to the Hub; `target` None when it does not name a repo, `?` when it is unknown.
+    """A write to the Hub. `target` is None if the program names no repo, `?` if the repo is unknown.
 
-    `maybe`: a condition or a setting that is not known decides whether it happens.
+    `maybe`: an unknown condition or setting decides whether it happens.
     """
 
     line: int
@@ -74,9 +74,9 @@ class Uses:
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
     some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
-    """The columns that are read by what a row contains, and the columns that are looked up to decide that."""
+    """Columns read from some rows, depending on their content, each with the columns that the condition looks up."""
     row_functions: int = 0
-    """Number of different functions that rows go through; the first has the dataset's columns."""
+    """Number of different functions applied to rows. The first one gets the dataset's columns."""
     makes: frozenset[str] = frozenset()
     reshaped: bool = False
     assigned: frozenset[str] = frozenset()
@@ -87,22 +87,22 @@ class Uses:
     flags: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = False
     empty: bool = False
-    """The program makes no call and imports nothing: it does nothing."""
+    """The program has no call and no import, so it does nothing."""
     writes: tuple[Write, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Code that is not read and may write anything."""
+    """Unread code that may write any file, one description each."""
     savers: tuple[str, ...] = ()
-    """Code that is not read and may save the model."""
+    """Unread code that may save the model, one description each."""
     opened: tuple[Call, ...] = ()
     """Calls that load a model or a dataset from a relative folder that the program does not make."""
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """Return the value of a setting; `default` when it is not given."""
+        """Return the value of a setting; `default` if it is not given."""
         found = self.settings.get(name)
         return default if found is None else found.value
 
     def line_of(self, name: str) -> int:
-        """Return the line of a setting; 0 when it comes from the command line."""
+        """Return the line of a setting; 0 if it comes from the command line."""
         found = self.settings.get(name)
         return found.line if found else 0
 
@@ -112,7 +112,7 @@ class Uses:
 
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
-    """Read a program. `here` are the relative paths that will be in its working folder."""
+    """Analyse a program. `here` are the relative paths that its working folder will contain."""
     here = frozenset(here)
     targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
     own = {n.name for n in program.classes.values() if any(program.dotted(b).endswith("Trainer") for b in n.bases)}
@@ -173,7 +173,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 
 
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
-    """Yield dotted names that are imported, with lines."""
+    """Yield the imported dotted names, with lines."""
     for node, _ in program.nodes:
         if (id(node) in program.optional or id(node) in program.maybe) is required:
             continue
@@ -187,9 +187,9 @@ def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
 
 
 def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings that a program gives in configurations, sets later, or takes from the command line.
+    """Yield the settings from a program's configurations, later assignments and command line.
 
-    Those of a trainer whose configuration is a parameter, or of a class that isn't known, are unknown.
+    They are UNKNOWN if a trainer's configuration is a parameter, or if its class is not known.
     """
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
     configs = [c for c in program.calls if is_configuration(c)]
@@ -212,14 +212,14 @@ def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[st
 
 
 def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings of configurations, in time in proportion to them."""
+    """Yield the settings of configurations, in linear time."""
     given: dict[str, list[Call]] = {}
     for call in configs:
         for name in call.kwargs:
             given.setdefault(name, []).append(call)
     opened, values = sum(c.open for c in configs), dict[str, Any]()
     for name, calls in given.items():
-        # What one of several configurations says is not known to be what the run in question takes.
+        # With several configurations, it is unknown which one the run uses.
         hidden = opened > sum(c.open for c in calls)
         others = [UNKNOWN if hidden else None] if len(calls) < len(configs) else []
         values[name] = same([c.kwargs[name] for c in calls] + others)
@@ -236,13 +236,13 @@ def is_configuration(call: Call) -> bool:
     return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
 
 
-# What a trainer's own setting is called in a training configuration.
+# Setting of a shipped trainer -> its name in a training configuration.
 _SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_train_batch_size"}
 
 
 def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
     """Return the given settings of a shipped trainer under the names of a training configuration."""
-    # Rows that nobody asked for are the trainer's choice, which takes half of them where memory runs out: 0 says so.
+    # 0 means that the trainer chooses the batch size, and halves it if memory runs out.
     values = {"out": typed.declared["out"].default} if "out" in typed.declared else {}
     values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
     values |= typed.given
@@ -260,7 +260,7 @@ def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
 
 
 def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield paths that the program itself writes; an id that equals one of them is not a repo."""
+    """Yield the paths that the program writes; an id that equals one of them is not a repo."""
     if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
         yield out
     for call in program.calls:
@@ -286,7 +286,7 @@ _UPLOADS = frozenset({"upload_folder", "upload_file", "upload_large_folder", "cr
 
 
 def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Iterable[Call]) -> Iterator[Push]:
-    """Yield the places where a program writes to the Hub."""
+    """Yield a program's writes to the Hub."""
     asked = settings.get("push_to_hub")
     named = settings.get("hub_model_id")
     target = text_or_none(named.value) if named else None
@@ -312,7 +312,7 @@ def pushes_of(program: Program, settings: Mapping[str, Setting], trainers: Itera
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
-    """Return the lines where a shipped trainer writes to the repo of a setting that is not given."""
+    """Return the lines of a shipped trainer that push to `hub_model_id`, if that setting is not given."""
     if typed is None or typed.text("hub_model_id"):
         return set()
     named = ((c.line, [*c.node.args, *(k.value for k in c.node.keywords)]) for c in program.calls if c.node)
@@ -320,7 +320,7 @@ def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:
-    """Yield the variables that take the result of a call whose name ends so."""
+    """Yield the variables assigned from a call whose last name matches a pattern."""
     for node, _ in program.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=func)) if re.fullmatch(

@@ -1,6 +1,6 @@
-"""The trainers that gpuwarden ships: their settings and the rows that they read, taken from the files themselves.
+"""Read the settings and the columns of the trainers that gpuwarden ships from their files.
 
-A trainer is written and submitted as it is; its digest shows that nobody changed it.
+A trainer is written and submitted without changes, which its digest proves.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ALIASES: Final[Mapping[str, tuple[str, str]]] = {
     "classification": ("image_classification", "classification is image_classification here"),
     "gguf": ("merge_and_gguf", "gguf is merge_and_gguf here"),
 }  # fmt: skip
-"""Other words for a trainer, each with a line that explains it."""
+"""Other names of a trainer, each with an explanation."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One shipped trainer. `wanted` are the column sets that it reads, the first that a dataset has is taken."""
+    """One shipped trainer. `wanted` are the column sets that it reads; it uses the first that the dataset has."""
 
     name: str
     text: str
@@ -48,7 +48,7 @@ class Trainer:
 
     @property
     def title(self) -> str:
-        """Return one line on what it does."""
+        """Return a description in one line."""
         return self.about.partition("\n")[0]
 
     @property
@@ -57,7 +57,7 @@ class Trainer:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def nearest(self, name: str) -> str:
-        """Return the setting whose name is closest to a wrong one, an empty string where none is close."""
+        """Return the setting whose name is closest to a wrong one, an empty string if none is close."""
         return next(iter(difflib.get_close_matches(name, self.options, 1)), "")
 
 
@@ -69,12 +69,12 @@ def trainer_names() -> tuple[str, ...]:
 
 
 def trainer(name: str) -> Trainer:
-    """Return a trainer by its name or by another word for it. Raises NotFound."""
+    """Return a trainer by its name or an alias. Raises NotFound."""
     key = name.strip().lower().replace("-", "_").removesuffix(".py")
     key = ALIASES[key][0] if key in ALIASES else key
     if key not in trainer_names():
         near = difflib.get_close_matches(key, [*trainer_names(), *ALIASES], 1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(trainer_names())}."
+        hint = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(trainer_names())}."
         raise NotFound(f"there is no template {name!r}", hint)
     return _read(key)
 
@@ -88,7 +88,7 @@ def trainer_file(name: str) -> Path:
 def _read(name: str) -> Trainer:
     text = trainer_file(name).read_text(encoding="utf-8")
     tree = ast.parse(text)
-    # The settings alone: reading a whole trainer takes half a second, and a listing reads all of them.
+    # Only the settings are read: a whole trainer takes half a second, and a listing reads all trainers.
     kept = (ast.ClassDef, ast.Assign)
     parts: list[ast.stmt] = [
         n for n in tree.body if isinstance(n, kept) or (isinstance(n, ast.FunctionDef) and n.name in DECLARING)

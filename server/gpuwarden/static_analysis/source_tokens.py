@@ -1,6 +1,6 @@
 """Split Python source into tokens as Python 3.12 and later do: an f-string is a tree, whose fields contain tokens.
 
-`tokenize` of Python 3.11 takes an f-string for one piece of text, which its first inner quote ends.
+`tokenize` of Python 3.11 reads an f-string as one text, which ends at the first inner quote.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from enum import Enum, auto
 from typing import Final
 
 MOST_NESTED: Final = 50
-"""Levels of f-strings inside f-strings; Python itself stops at 150."""
+"""Most levels of f-strings inside f-strings; the limit of Python itself is 150."""
 MOST_SPECS: Final = 2
-"""Specs around a field: `{a:{b:{c}}}`."""
+"""Most specs around a field: `{a:{b:{c}}}`."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\ufeff]+|\\(?:\r\n|\r|\n)|\#[^\r\n]*)
@@ -55,7 +55,7 @@ class Token:
 class Field:
     """A replacement field of an f-string: `{code!conversion:spec}`, from `start` up to `end`.
 
-    The code ends at `code_end`, the conversion at `spec_start`, where the colon of a spec is.
+    The code ends at `code_end`, the conversion at `spec_start`, the colon of a spec.
     """
 
     start: int
@@ -77,7 +77,7 @@ class Text(Token):
 
 
 def tokens_of(source: str) -> tuple[Token, ...]:
-    """Return the tokens of a program. Raises SyntaxError for a string literal that does not end."""
+    """Return the tokens of a program. Raises SyntaxError for an unterminated string literal."""
     return tuple(_Lexer(source).tokens())
 
 
@@ -88,7 +88,7 @@ def line_of(source: str, at: int) -> int:
 
 
 def failure(source: str, at: int, message: str) -> SyntaxError:
-    """Return the error for one place of a program."""
+    """Return the error for one position in a program."""
     error = SyntaxError(message)
     error.lineno = line_of(source, at)
     return error

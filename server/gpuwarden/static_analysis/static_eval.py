@@ -1,8 +1,8 @@
 """Evaluate a Python program statically: its calls, and the constants that reach them.
 
-Names are followed through assignments, parameters with one caller, argparse and dataclass defaults, the environment
-and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is false are left out; what
-an undetermined condition guards is marked in `maybe`.
+Names are followed through assignments, parameters to which every caller passes the same value, argparse and dataclass
+defaults, the environment and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is
+false are left out; code below an undetermined condition is marked in `maybe`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from gpuwarden.static_analysis.three_valued import (
 __all__ = ["UNKNOWN", "Call", "Program", "flags"]
 
 _DEPTH = 25
-_STEPS = 200_000  # evaluations in one program; a chain of doublings must not take forever
-_ROUNDS = 4  # a branch that is left out can decide the condition of another
+_STEPS = 200_000  # evaluations in one program, so that a chain of doublings ends
+_ROUNDS = 4  # a branch that is left out can decide another condition
 _SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
 _PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
 _CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
 _LIBRARY_DEFAULTS = {"push_to_hub": False, "use_peft": False, "do_predict": False}
-# Set by launchers, images and platforms, so that their absence from the job's variables says nothing.
+# Launchers, images and platforms may set these, so one that is missing from the job's variables is UNKNOWN.
 _AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_", "HF_", "HOME", "USER", "PATH", "TMP")
 
 
@@ -46,8 +46,8 @@ _AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_"
 class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
-    `open` says that further arguments may come from a `*` or `**` whose content is unknown; `maybe`, that a condition
-    that is not known decides whether the call happens.
+    `open`: more arguments may come from a `*` or `**` of unknown content. `maybe`: an unknown condition decides whether
+    the call runs.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Call:
         return self.name.rpartition(".")[2]
 
     def get(self, name: str, position: int | None = None, default: Any = None) -> Any:
-        """Return an argument by name or position; `default` when it is surely absent, UNKNOWN when it may be hidden."""
+        """Return an argument by name or position; `default` if it is absent, UNKNOWN if `*` or `**` may hide it."""
         if name in self.kwargs:
             return self.kwargs[name]
         if position is not None and position < len(self.args):
@@ -78,7 +78,7 @@ class Program:
     """A parsed program with its environment and arguments.
 
     `nodes` are the parts that can run, with their scopes. `optional` are those that may fail or be skipped without
-    harm, `maybe` those below a condition that is not known.
+    harm, `maybe` those below an unknown condition.
     """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
@@ -103,7 +103,7 @@ class Program:
         )
 
     def _look(self, survey: Survey) -> None:
-        """Take a survey, and forget the values that an earlier one gave."""
+        """Use a survey, and clear the values computed from an earlier one."""
         self._survey = survey
         self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
         self.aliases, self.classes = survey.aliases, survey.classes
@@ -115,7 +115,7 @@ class Program:
         self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
-        """Yield the conditions whose truth is known."""
+        """Yield the ids of the conditions whose truth is known, with their truth."""
         for node, scope in self.nodes:
             if isinstance(node, ast.If | ast.IfExp | ast.While):
                 true = self.holds(node.test, scope)
@@ -125,7 +125,7 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- values
 
     def holds(self, node: ast.expr, scope: Scope) -> bool | None:
-        """Return whether a condition is true; None where that is not known."""
+        """Return whether a condition is true; None if unknown."""
         match node:
             case ast.BoolOp():
                 return decided([self.holds(v, scope) for v in node.values], stops=isinstance(node.op, ast.Or))
@@ -139,7 +139,7 @@ class Program:
         return truth(self.value(node, scope))
 
     def value(self, node: ast.AST | None, scope: Scope = None, depth: int = 0) -> Any:
-        """Return the constant that an expression has, or UNKNOWN."""
+        """Return the constant value of an expression, or UNKNOWN."""
         if node is None:
             return UNKNOWN
         self._steps += 1
@@ -155,7 +155,7 @@ class Program:
             value = bounded(self._value(node, scope, depth + 1))
         finally:
             self._busy.discard(id(node))
-        if cuts == self._cuts:  # nothing was cut short on the way
+        if cuts == self._cuts:  # no part of it was cut short
             self._memo[key] = value
         return value
 
@@ -243,7 +243,7 @@ class Program:
             given = [self._parameter(name, scope, depth)] if scope is not None and name in _parameters(scope) else []
             if (found is not None or given) and not isinstance(scope, ast.ClassDef):
                 if scope is None and self._survey.executes:
-                    return UNKNOWN  # code from elsewhere may have changed it
+                    return UNKNOWN  # `exec` or `globals()` may have changed it
                 value = same([*given, *(self.value(v, scope, depth) for v in found or ())])
                 return UNKNOWN if isinstance(value, list | dict) and name in self._survey.mutated else value
             if scope is None:
@@ -251,7 +251,7 @@ class Program:
             scope = self._survey.parents.get(id(scope))
 
     def _parameter(self, name: str, scope: Scope, depth: int) -> Any:
-        """Return a parameter's value: what every caller passes, or its default where nobody calls by name."""
+        """Return the value that every caller passes for a parameter; its default if the function has no caller."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or name not in _parameters(scope):
             return UNKNOWN
         names = _parameters(scope)
@@ -285,14 +285,14 @@ class Program:
         return same([*values, *self._overrides(node.attr, depth)])
 
     def option(self, name: str) -> Any:
-        """Return an option as it is given, else as the program declares its default; None where it declares none."""
+        """Return the given value of an option, else its declared default; None if the program does not declare it."""
         if name in self.flags:
             return self.flags[name]
         options = self._survey.options.get(name, ())
         return same([self._option(o, name, 0) for o in options]) if options else None
 
     def _library_option(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values of an option that a library declares, from its configurations or by its default."""
+        """Yield the values of a library's option: those given in its configurations, else its default."""
         if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
             yield UNKNOWN
             return
@@ -309,7 +309,7 @@ class Program:
             yield _LIBRARY_DEFAULTS[name]
 
     def _holds_settings(self, name: str, scope: Scope) -> bool:
-        """Return true for a variable that takes parsed arguments or an instance of a class of settings."""
+        """Return true for a variable that refers to parsed arguments or to an instance of a settings class."""
         if name.endswith(_SETTINGS) or name in self.classes:
             return True
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
@@ -327,11 +327,11 @@ class Program:
             return UNKNOWN
         parse = calls.get("parse_args")
         if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
-            return UNKNOWN  # it parses words of the script's own in place of the command line
+            return UNKNOWN  # it parses a list from the script, not the command line
         return option.fixed if option.default is None else self.value(option.default, None, depth)
 
     def _overrides(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values that instances of the program's own classes get for a field."""
+        """Yield the values for a field that calls pass to the program's own classes."""
         for title, node in self.classes.items():
             if not any(
                 isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.target.id == name
@@ -355,13 +355,13 @@ class Program:
         return UNKNOWN
 
     def _variable(self, name: str, default: Any) -> Any:
-        """Return a variable of the environment; UNKNOWN where the program or the platform may set it."""
+        """Return an environment variable; UNKNOWN if the program or the platform may set it."""
         if {name, "*"} & self._survey.written:
             return UNKNOWN
         return self.env.get(name, UNKNOWN if name.startswith(_AROUND) else default)
 
     def _called(self, node: ast.Call, scope: Scope, depth: int) -> Any:
-        """Return the value of a call of a function that computes only."""
+        """Return the value of a call to a function without side effects."""
         name = self.dotted(node.func)
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             return UNKNOWN
@@ -389,9 +389,7 @@ class Program:
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
-        """Return the values, with lines, that callers pass for a parameter of the function around; empty for anything
-        else.
-        """
+        """Return the values, with lines, that callers pass for a parameter of the enclosing function; else empty."""
         if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
             return []
         at = _parameters(scope).index(node.id)
@@ -406,7 +404,7 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
+        """Return the dotted name of an expression with imports resolved: `.method` on a variable, else empty."""
         return self._survey.dotted(node)
 
     def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:

@@ -1,7 +1,7 @@
-"""Walk a Python program once: what can run, and what it imports, binds, declares and changes.
+"""Walk a Python program once: find the parts that can run, and the names that they import, bind, declare and change.
 
-A survey knows the branches that were decided before. It evaluates nothing. The tree is walked with a list, never by
-recursion, so that no depth of nesting overflows anything.
+A survey uses the branches that were decided before, and evaluates nothing itself. It walks the tree with a list and
+not by recursion, so that deep nesting can't overflow the stack.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "
 
 
 class Survey:
-    """The parts of a program that can run, with their scopes, and what is noted of them.
+    """The parts of a program that can run, with their scopes and the facts about them.
 
     `branches` are the conditions whose truth is known, by the id of their node. `optional` are the parts that may fail
-    or be skipped without harm, `maybe` those below a condition that is not known. `assigned` are the values of names
+    or be skipped without harm, `maybe` those below an unknown condition. `assigned` are the values of names
     by scope, None for a value that is not an expression; `stores` the values of attributes; `mutated` the names whose
     contents change; `written` the variables of the environment that the program sets, `*` for any. `executes`: the
     program runs text as code, which may change any name.
@@ -85,7 +85,7 @@ class Survey:
                             break
 
     def _ends(self, node: ast.stmt) -> bool:
-        """Return true if nothing after a statement runs, in the block that it is in."""
+        """Return true if the rest of a statement's block never runs."""
         while isinstance(node, ast.If) and (taken := self._branches.get(id(node))) is not None:
             block = node.body if taken else node.orelse
             if not block:
@@ -99,7 +99,7 @@ class Survey:
         return isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
 
     def _open(self, node: ast.AST) -> set[int]:
-        """Return the children of a node that run only if a condition holds that is not known."""
+        """Return the children of a node that run only if an unknown condition is true."""
         match node:
             case ast.If() | ast.IfExp() if id(node) not in self._branches:
                 blocks = [node.orelse] if first_process(node.test) else [node.body, node.orelse]
@@ -113,7 +113,7 @@ class Survey:
         return set()
 
     def _note(self, node: ast.AST, scope: Scope) -> None:
-        """Note what a node imports, binds, declares or changes."""
+        """Record the names that a node imports, binds, declares or changes."""
         match node:
             case ast.Import():
                 for alias in node.names:
@@ -132,7 +132,7 @@ class Survey:
                 self._note_binding(node, scope)
 
     def _note_binding(self, node: ast.AST, scope: Scope) -> None:
-        """Note the names, attributes and items that a node gives a value."""
+        """Record the names, attributes and items that a node assigns."""
         match node:
             case ast.Assign():
                 for target in node.targets:
@@ -180,12 +180,12 @@ class Survey:
                     self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
 
     def _bind(self, name: str, value: ast.expr | None, scope: Scope) -> None:
-        """Note a value of a name; None for one that is not an expression."""
+        """Record a value of a name; None if it is not an expression."""
         home = self._outer.get(id(scope), {}).get(name, scope)
         self.assigned.setdefault((id(home) if home else 0, name), []).append(value)
 
     def _note_call(self, node: ast.Call) -> None:
-        """Note a call by name, the option that `add_argument` declares, and what a method changes."""
+        """Record a call by name, an option declared by `add_argument`, or an object changed by a method."""
         if isinstance(node.func, ast.Name):
             self.by_name.setdefault(node.func.id, []).append(node)
             self.executes |= node.func.id == "exec"
@@ -204,7 +204,7 @@ class Survey:
             self.written.add("*")
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression, imports resolved; `.method` on a variable; else empty."""
+        """Return the dotted name of an expression with imports resolved: `.method` on a variable, else empty."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -219,9 +219,9 @@ class Survey:
 
 
 def idle_lines(tree: ast.Module) -> frozenset[int]:
-    """Return the lines of functions that no other code names, and of those that only such functions name.
+    """Return the lines of functions that no other code names, or that only such functions name.
 
-    Decorators and classes may take note of what they are given, so that theirs are left out.
+    Decorated functions and methods are left out: a decorator or a class may register them.
     """
     words: dict[int, set[str]] = {}
     for part in tree.body:
@@ -248,7 +248,7 @@ def idle_lines(tree: ast.Module) -> frozenset[int]:
 
 
 def first_process(test: ast.expr) -> bool:
-    """Return true for a condition that the first process of a job always meets: `accelerator.is_main_process`."""
+    """Return true for a condition that holds in the first process of a job: `accelerator.is_main_process`."""
     match test:
         case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
             return name in _FIRST

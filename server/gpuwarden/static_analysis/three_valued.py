@@ -1,7 +1,7 @@
-"""Compute with values of which some are unknown.
+"""Compute with known and unknown values.
 
 `UNKNOWN` is neither true nor false, equals nothing, and is not the absence of a value: an operation on it gives UNKNOWN
-unless the other operand decides alone. Callers ask `truth`, which has three answers, and never Python's own `bool`.
+unless the other operand decides alone. Callers use `truth`, which has three results, and never Python's `bool`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 _LONG = 4_000  # characters and elements
-_DIGITS = 256  # bits; a chain of doublings must not grow forever
+_DIGITS = 256  # bits, so that a chain of doublings ends
 _BASE, _POWER = 1_000, 64
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -46,12 +46,12 @@ UNKNOWN = Unknowable.UNKNOWN
 
 
 def truth(value: Any) -> bool | None:
-    """Return whether a value counts as true in a condition, None where that is unknown."""
+    """Return whether a value counts as true in a condition, None if unknown."""
     return None if value is UNKNOWN else bool(value)
 
 
 def known(value: Any) -> bool:
-    """Return true if nothing of a value is unknown, its elements included."""
+    """Return true if a value and all its elements are known."""
     if isinstance(value, list):
         return all(map(known, value))
     if isinstance(value, dict):
@@ -60,7 +60,7 @@ def known(value: Any) -> bool:
 
 
 def same(values: Sequence[Any]) -> Any:
-    """Return the one value that all have, or UNKNOWN."""
+    """Return the value that all have in common, or UNKNOWN."""
     if not values or not all(map(known, values)):
         return values[0] if len(values) == 1 else UNKNOWN
     first = values[0]
@@ -68,7 +68,7 @@ def same(values: Sequence[Any]) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """Return a value, UNKNOWN in place of one that is too large to compute with."""
+    """Return a value, or UNKNOWN if it is too large to compute with."""
     if isinstance(value, str | list | dict) and len(value) > _LONG:
         return UNKNOWN
     if isinstance(value, int) and value.bit_length() > _DIGITS:

@@ -1,7 +1,7 @@
 """Read the settings that a shipped trainer declares, and the values that a job gives them.
 
 A trainer declares its settings as fields of dataclasses, `name: type = option(default, help, choices=..., least=...,
-most=...)`. Their values come from the variables TRAIN_NAME and from flags, which win.
+most=...)`. Their values come from the variables TRAIN_NAME and from flags, which take precedence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Program
 
 _DECLARES = "option"
 DECLARING = frozenset({_DECLARES, "read_settings"})
-"""The functions that a trainer has for its settings."""
+"""Functions that every shipped trainer defines for its settings."""
 _ENVIRONMENT = "TRAIN_"
 _LARGEST = 1e300
 # Flags of the command line that are not settings.
@@ -40,11 +40,11 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        """Return the flag of the command line."""
+        """Return the command-line flag."""
         return f"--{self.name.replace('_', '-')}"
 
     def correction(self, value: object) -> str:
-        """Return how to correct a value, an empty string where it is right."""
+        """Return a correction for a value, an empty string if the value is valid."""
         words = [word.strip() for word in str(value).split(",")] if self.several else [str(value)]
         if self.choices and not set(words) <= set(self.choices):
             return f"Choose one of {', '.join(self.choices)}."
@@ -53,7 +53,7 @@ class Declared:
         ):
             return f"Give a value of type {self.kind}."
         low, high = self.least, self.most
-        # NaN is outside as well.
+        # NaN is outside too.
         outside = isinstance(value, int | float) and not (
             (low is None or value >= low) and (high is None or value <= high)
         )
@@ -63,28 +63,28 @@ class Declared:
 
 @dataclass(frozen=True)
 class TypedSettings:
-    """The settings that a script declares, those that a job gives, and those without which it does not start."""
+    """The settings that a script declares, those that a job gives, and those that are required."""
 
     declared: Mapping[str, Declared] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    # The sets of columns of which the data needs one; none where the script says nothing about it.
+    # Column sets, one of which the data must have; empty if the script lists none.
     columns: tuple[frozenset[str], ...] = ()
     file: str = ""
 
     @property
     def unknown(self) -> list[str]:
-        """Return the names that are given and not declared."""
+        """Return the given names that are not declared."""
         return sorted(name for name in self.given if name not in self.declared)
 
     @property
     def missing(self) -> list[str]:
-        """Return the required settings that are not given; none where a file may give them, or a smoke run does."""
+        """Return the required settings that are not given; empty if a file or a smoke run may supply them."""
         elsewhere = self.file or self.given.get("smoke")
         return [] if elsewhere else sorted(name for name in self.required if not self.given.get(name))
 
     def text(self, name: str) -> str:
-        """Return a given setting as text, an empty string where it is not given."""
+        """Return a given setting as text, an empty string if it is not given."""
         value = self.given.get(name, "")
         return "" if value is UNKNOWN or value is True else str(value)
 
@@ -96,7 +96,7 @@ class TypedSettings:
 
 
 def typed_settings(program: Program) -> TypedSettings | None:
-    """Return a program's settings, None where it does not declare all of them in this way."""
+    """Return a program's settings; None if it does not declare all of them in this form."""
     defined = {node.name for node, scope in program.nodes if isinstance(node, ast.FunctionDef) and scope is None}
     if not defined >= DECLARING:
         return None
@@ -125,7 +125,7 @@ def typed_settings(program: Program) -> TypedSettings | None:
 
 
 def _from_variable(setting: Declared, value: Any) -> Any:
-    """Return what the script reads from a variable, whose value is text; the text where that is no such value."""
+    """Convert the text of a variable as the script does; return the text itself if that fails."""
     try:
         if setting.kind == "bool":
             return _WORDS[str(value).lower()]
@@ -149,7 +149,7 @@ def settings_repos(settings: TypedSettings) -> Iterator[RepoUse]:
 
 
 def _classes(program: Program) -> list[ast.ClassDef]:
-    """Return the class of a script's settings, which is the last that declares any, and its bases, bases first."""
+    """Return a script's settings class, the last one that declares settings, after its bases."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
     while line and (base := classes.pop(_base(line[0]), None)) is not None and base is not line[-1]:
@@ -158,7 +158,7 @@ def _classes(program: Program) -> list[ast.ClassDef]:
 
 
 def _base(node: ast.ClassDef) -> str:
-    """Return the name of a class's only base, an empty string where there is none or another kind of base."""
+    """Return the name of a class's only base; empty if it has several, none, or a base that is not a plain name."""
     match node.bases:
         case [ast.Name(id=name)]:
             return name
@@ -166,7 +166,7 @@ def _base(node: ast.ClassDef) -> str:
 
 
 def _understood(node: ast.ClassDef) -> bool:
-    """Return true if nothing of a settings class is declared elsewhere or in another form."""
+    """Return true if a settings class declares all its settings itself, in the expected form."""
     options = [
         part
         for part in node.body
@@ -212,7 +212,7 @@ def _number(value: Any) -> float | None:
 
 
 def _required(classes: list[ast.ClassDef]) -> Iterator[str]:
-    """Yield the settings of which a method `check` says `if not self.NAME: raise`."""
+    """Yield the settings that a `check` method requires with `if not self.NAME: raise`."""
     checks = [f for one in classes for f in one.body if isinstance(f, ast.FunctionDef) and f.name == "check"]
     for node in (inner for check in checks for inner in ast.walk(check)):
         match node:

@@ -1,9 +1,9 @@
-"""Decide whether code that is imported and not read can save a trained model.
+"""Decide whether imported code that is not read can save a trained model.
 
-Such code saves only what it is given: the model or its trainer as an argument, a place among the callbacks of a
-trainer, a class to inherit from. A function that makes a dataset or counts rewards gets none of these. Its name says
-it where a function does everything by itself: `run(config)`, `save_all()`. Names are followed through assignments,
-loops, returns and the parameters of the script's own functions, whatever their scope.
+Such code can save a model only if it gets one: as an argument (the model or its trainer), as a callback of a trainer,
+or as a base class of the script's classes. A function that makes a dataset or counts rewards gets none of these. A
+function that does the whole job is recognised by its name: `run(config)`, `save_all()`. Names are followed through
+assignments, loops, returns and the parameters of the script's own functions, whatever their scope.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _RECEIVES: Final = frozenset(
     """callbacks callback hooks hook logger loggers plugins strategy rollout_func optimizers optimizer_cls_and_kwargs
     model_init preprocess_logits_for_metrics""".split()  # noqa: SIM905
 )
-"""Parameters whose objects a library hands the model, the trainer or a step."""
+"""Parameters whose objects get the model, the trainer or a step from a library."""
 
 
 def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], trainers: Iterable[Call]) -> bool:
-    """Return true if what some imports bind may get hold of a model, or does a whole job by its name.
+    """Return true if imported names may get a model, or do a whole job according to their name.
 
-    Where no training is seen, it may be in that code too.
+    If the script shows no training, the imported code may train as well, so the result is true.
     """
     bound = {a.asname or a.name.partition(".")[0] for node in nodes for a in node.names if not a.name.isupper()}
     seen = {c.name for c in trainers if package_of(c.name)} or any(c.last == "backward" for c in program.calls)
@@ -56,7 +56,7 @@ def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], tra
 
 
 class _Unread:
-    """The names of a program for unread code or its results, and those for a model."""
+    """The names in a program that refer to unread code or its results, and those that refer to a model."""
 
     def __init__(self, program: Program, bound: set[str], trainers: Iterable[Call]) -> None:
         self.nodes = [node for node, _ in program.nodes]
@@ -83,7 +83,7 @@ class _Unread:
                 break
 
     def follow(self, node: ast.AST) -> None:
-        """Pass on what a node binds."""
+        """Follow unread code and models through the names that a node binds."""
         match node:
             case ast.Assign(value=value):
                 self.bind(node.targets, value)
@@ -104,7 +104,7 @@ class _Unread:
                 self.unread |= {name for name, value in given if name and self.foreign(value)}
 
     def bind(self, targets: Iterable[ast.expr], value: ast.expr) -> None:
-        """Note the names that get unread code or a model."""
+        """Record the names that are assigned unread code or a model."""
         names = {_name(part) for target in targets for part in ast.walk(target)} - {"", "self"}
         if self.foreign(value):
             self.unread |= names
@@ -112,7 +112,7 @@ class _Unread:
             self.models |= {name for name in names if not _words(name) & _PREPARES}
 
     def foreign(self, node: ast.expr) -> bool:
-        """Return true if an expression is unread code, or the result of it."""
+        """Return true if an expression is unread code or its result."""
         parts: list[ast.expr | None] = [node]
         while parts:
             match parts.pop():
@@ -141,7 +141,7 @@ class _Unread:
         return False
 
     def mentions_a_model(self, node: ast.AST) -> bool:
-        """Return true if a part of an expression is a model, its trainer, or the object that has all of them."""
+        """Return true if a part of an expression is a model, its trainer, or the object that contains them."""
         for part in ast.walk(node):
             match part:
                 case ast.Name(id="self") if part is node:
@@ -155,7 +155,7 @@ class _Unread:
         return False
 
     def gets_a_model(self, node: ast.AST) -> bool:
-        """Return true if a statement or a call gives unread code what it needs to save a model."""
+        """Return true if a statement or a call gives unread code access to a model."""
         match node:
             case ast.ClassDef(bases=bases, decorator_list=decorators):
                 return any(map(self.foreign, (*bases, *decorators)))
@@ -172,12 +172,12 @@ class _Unread:
         return False
 
     def call_gets_a_model(self, call: ast.Call) -> bool:
-        """Return true if a call passes a model to unread code, or hands unread code to what has a model."""
+        """Return true if a call passes a model to unread code, or unread code to an object that has a model."""
         given = [(None, n) for n in call.args] + [(k.arg, k.value) for k in call.keywords]
         name = _name(call.func)
         if self.foreign(call.func):
             if isinstance(call.func, ast.Name) and name in self.functions:
-                return False  # what it does is seen
+                return False  # its body is read
             if isinstance(call.func, ast.Attribute) and self.mentions_a_model(call.func.value):
                 return bool((_KEEPS | _LISTENS) & _words(name))  # a model's own `train()` and `to(device)`
             return _acts(name) or any(self.mentions_a_model(value) for _, value in given)
@@ -192,7 +192,7 @@ class _Unread:
 
 
 def unread_modules(program: Program, known: frozenset[str]) -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
-    """Yield the imports of modules that are neither read nor known here, each with what to call the module."""
+    """Yield the imports of modules that are neither read nor known, each with a description of the module."""
     for node, _ in program.nodes:
         match node:
             case ast.ImportFrom(level=level) if level:
@@ -215,5 +215,5 @@ def _words(name: str) -> set[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a name, an empty text for another expression."""
+    """Return the last part of a name, an empty text for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

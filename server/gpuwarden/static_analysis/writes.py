@@ -1,7 +1,6 @@
-"""Find where a training program saves: the folders and files it writes, and the code that may write unseen.
+"""Find the folders and files that a training program writes, and the unread code that may write.
 
-Trainers save by themselves, into a folder that their arguments name. Everything else saves by a call whose path is one
-of its arguments.
+A trainer saves by itself to a folder that its arguments name. Every other save is a call with the path as an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpuwarden.static_analysis.env_and_shell import Shell
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.unread_code import can_save, unread_modules
 
-# The argument of each saving call that is the path: its name, and its position.
+# Saving call -> the name and the position of its path argument.
 _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "save_pretrained": ("save_directory", 0),
     "save_pretrained_merged": ("save_directory", 0),
@@ -53,9 +52,9 @@ _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
 _OPENS: Final = frozenset({"open", "io.open", "gzip.open", "codecs.open"})
 _WRITING: Final = frozenset("wax+")
 LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
-_TRAINER_OUTPUT: Final = "trainer_output"  # where a Trainer saves that is given no output_dir
+_TRAINER_OUTPUT: Final = "trainer_output"  # folder of a Trainer without an output_dir
 _FITS: Final = frozenset({"backward", "fit", "train", "LightningCLI"})
-# Libraries that write only where one of the calls above, or a trainer's arguments, say so.
+# Libraries that write only by one of the calls above, or to the folder in a trainer's arguments.
 _KNOWN: Final = frozenset(
     """torch torchvision torchaudio transformers trl peft datasets accelerate diffusers sentence_transformers lightning
     pytorch_lightning ultralytics unsloth numpy pandas scipy sklearn matplotlib seaborn PIL cv2 tqdm evaluate timm wandb
@@ -71,9 +70,9 @@ _KNOWN: Final = frozenset(
 
 @dataclass(frozen=True)
 class Write:
-    """One place where the program saves. `path` is None where it is not known, or the folder is chosen elsewhere.
+    """One save. `path` is None if it is unknown, or if other code chooses the folder.
 
-    `maybe`: a condition or a setting that is not known decides whether it happens.
+    `maybe`: an unknown condition or setting decides whether it happens.
     """
 
     line: int
@@ -88,7 +87,7 @@ def trains(program: Program, trainers: Iterable[Call]) -> bool:
 
 
 def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the places where a program saves. `settings` are the values of its training configuration."""
+    """Yield the saves of a program. `settings` are the values of its training configuration."""
     for call in trainers:
         if call.name.startswith(LIGHTNING):
             yield from lightning_writes(call)
@@ -126,7 +125,7 @@ def lightning_writes(call: Call) -> Iterator[Write]:
 
 
 def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield what one call saves."""
+    """Yield the save that a call makes, if any."""
     if call.last == "save_model" and (call.base in trainers or call.base.endswith("trainer")):
         folder = call.get("output_dir", 0, settings.get("output_dir", _TRAINER_OUTPUT))
     elif call.last == "train" and any(n in _YOLO for n in makers_of(program, call)):
@@ -145,7 +144,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def named_path(call: Call) -> Any:
-    """Return the path that is an argument of a call, None where the call saves only if one is given."""
+    """Return the path argument of a saving call; None if the call saves only with a path and has none."""
     match call.last:
         case "save_model":  # of accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)
@@ -156,14 +155,14 @@ def named_path(call: Call) -> Any:
             return call.get("output_path")
         case "ModelCheckpoint":
             return call.get("dirpath", 0, "lightning_logs")
-        case "dump":  # of joblib; others write to a file that is open
+        case "dump":  # of joblib; other `dump` functions write to an open file
             return call.get("filename", 1, UNKNOWN) if call.name == "joblib.dump" else None
     name, position = _PATHS[call.last]
     return call.get(name, position, UNKNOWN)
 
 
 def opened_path(call: Call) -> Any:
-    """Return the path of a file that is opened to be written; None for one that is only read."""
+    """Return the path of a file that is opened for writing; None if it is only read."""
     plain = call.name in _OPENS
     mode = call.get("mode", 1 if plain else 0, "r")
     if isinstance(mode, str) and not _WRITING & set(mode):
@@ -172,7 +171,7 @@ def opened_path(call: Call) -> Any:
 
 
 def makers_of(program: Program, call: Call) -> Iterator[str]:
-    """Yield the dotted names of the calls that make the object of a method call."""
+    """Yield the dotted names of the calls that create the object of a method call."""
     match call.node:
         case ast.Call(func=ast.Attribute(value=ast.Call(func=func))):
             yield program.dotted(func)
@@ -194,7 +193,7 @@ def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
 
 
 def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[str] = ()) -> Iterator[str]:
-    """Yield the code that may write without being seen here, in words. `local` are folders of the program."""
+    """Yield a description of each unread part that may write. `local` are folders of the program."""
     yield from dict.fromkeys(words for words, _ in unread_modules(program, _known(local)))
     yield from _other_writers(program, shells)
 
@@ -202,7 +201,7 @@ def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[st
 def unseen_savers(
     program: Program, shells: Iterable[Shell], trainers: Iterable[Call], local: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield the code that may save the model without being seen here, in words."""
+    """Yield a description of each unread part that may save the model."""
     modules: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for words, node in unread_modules(program, _known(local)):
         modules.setdefault(words, []).append(node)

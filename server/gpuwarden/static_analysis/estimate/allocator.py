@@ -1,8 +1,8 @@
-"""Simulate PyTorch's caching allocator for CUDA: what it takes from a card for a sequence of tensors.
+"""Simulate PyTorch's caching allocator for CUDA: the memory that it takes from a card for a sequence of tensors.
 
-It takes segments from the card, splits them into blocks, and keeps freed blocks for later tensors. Holes that no tensor
-fits into are why a run needs more than its tensors. The rules are those of c10/cuda/CUDACachingAllocator.cpp with its
-default settings, on one stream.
+It takes segments from the card, splits them into blocks, and keeps freed blocks for later tensors. Because of holes
+that no tensor fits into, a run needs more memory than its tensors. The rules are those of
+c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 MIB: Final = 1 << 20
 _SMALLEST: Final = 512
 _SMALL: Final = MIB
-"""Tensors up to this size come from segments of 2 MiB, larger ones from segments that are never less than 20 MiB."""
+"""Tensors up to this size come from segments of 2 MiB, larger ones from segments of at least 20 MiB."""
 _SMALL_SEGMENT: Final = 2 * MIB
 _LARGE_SEGMENT: Final = 20 * MIB
 _ALONE: Final = 10 * MIB
-"""From this size on a tensor gets a segment of its size, rounded up to 2 MiB."""
+"""A tensor of at least this size gets a segment of its size, rounded up to 2 MiB."""
 
 
 class CardFull(Exception):
-    """The card has no room for another segment, even after all unused ones were given back."""
+    """The card has no room for another segment, even after all unused ones were freed."""
 
 
 class Block:
@@ -43,12 +43,12 @@ class CachingAllocator:
         self.allocated = self.most_allocated = 0
         self.reserved = self.most_reserved = 0
         self.emptied = 0
-        """Times that unused segments were given back because the card was full."""
+        """How many times unused segments were freed because the card was full."""
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._segments = 0
 
     def take(self, size: int) -> Block:
-        """Return a block for so many bytes: the smallest free one, or one of a new segment. Raises CardFull."""
+        """Return a block of `size` bytes: the smallest free one, or one of a new segment. Raises CardFull."""
         size = max(1, -(-size // _SMALLEST)) * _SMALLEST
         small = size <= _SMALL
         free = self._free[small]
@@ -87,7 +87,7 @@ class CachingAllocator:
         return first
 
     def _segment(self, size: int, small: bool) -> Block:
-        """Take a segment from a card; a full card first gets those back that no tensor uses."""
+        """Take a segment from the card; if the card is full, free the unused segments first."""
         if small:
             wanted = _SMALL_SEGMENT
         else:

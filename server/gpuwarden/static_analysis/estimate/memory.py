@@ -1,7 +1,7 @@
 """Count the memory of a training step by formula, part by part, from the model's shape and the settings.
 
-`parts` counts them. Those that follow from counts alone are nearly exact; how much of the others a run takes depends on
-versions and kernels, so the interval is as wide as the published peaks of `published.py` that are not unseen ask for.
+`parts` counts them. The parts that follow from counts alone are nearly exact. The others depend on versions and
+kernels, so the interval is wide enough for the published peaks of `published.py`, except for the `unseen` ones.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 GB: Final = 1e9
 Counted: TypeAlias = Literal["allocated", "reserved", "occupied"]
-"""What a peak counts: PyTorch's tensors, its allocator's blocks, or all that the card shows as used."""
+"""The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all that the card shows as used."""
 CONTEXT_GB: Final = (0.35, 1.2)
 """CUDA's context and libraries, which PyTorch's own count leaves out."""
 _NCCL_GB: Final = 0.8
-"""Buffers of the library through which several cards exchange, which PyTorch does not count either."""
+"""Buffers of NCCL with several cards, which PyTorch's own count leaves out too."""
 _KEPT: Final = (0.8, 1.4)
-"""Shares of the counted activations that runs at home took, at least and at most, where nothing is computed again."""
+"""Least and most shares of the counted activations that home runs took without recomputation."""
 _INPUTS: Final = (0.95, 1.1)
-"""The same of the layers' inputs, which are all that is kept where the layers are computed again."""
+"""The same for the layers' inputs, the only activations that are kept with recomputation."""
 _LAYER: Final = (0.75, 1.4)
-"""The same of one layer's activations and gradients, and of temporaries."""
+"""The same for one layer's activations and gradients, and for temporaries."""
 _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.4)}
-"""The same of the logits. The shifted ones may be a copy, each with a gradient: 20 bytes of each."""
+"""The same for the logits. The shifted ones may be a copy, each with a gradient: 20 bytes for each."""
 _LOGITS_HALF: Final = 0.55
-"""The least where all is in 16 bits: a loop's own loss may leave the logits so (`cross_entropy` of torch computes in
-their type), which transformers makes 32 bits wide (`ForCausalLMLoss`)."""
+"""The least share in 16 bits: a script's own loss may keep the logits in that type (`cross_entropy` of torch computes
+in it), while transformers converts them to 32 bits (`ForCausalLMLoss`)."""
 _WIDENED: Final = 1.7
-"""The most of them beside a quantized base. There peft makes tables and norms 32 bits wide, and with them all that
+"""The largest share with a quantized base: peft converts tables and norms to 32 bits, and with them everything that
 passes through the layers (`prepare_model_for_kbit_training`)."""
 _CHUNK: Final = 1024
-"""Tokens of a fused loss's chunk, where its number is fixed."""
+"""Tokens in a chunk of a fused loss, if the number is fixed."""
 _CHANGING = 2.5
-"""How much more of them the allocator's blocks take where batches change in length and leave holes."""
+"""Largest factor by which the allocator's blocks grow if batches change in length and leave holes."""
 
 
 _HOLES: Final = 0.35
-"""The part of what passes that the allocator's blocks take besides at most: the backward pass's don't all fit what
-the optimizer's step takes, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
+"""The largest extra share of temporary memory in the allocator's blocks: those of the backward pass don't all fit the
+optimizer's step, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
 _STASHED: Final = 5
 """Layers' inputs that wait on the card while activations are offloaded (`max_fwd_stash_size` of torchtune and TRL)."""
 
 
 def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
-    """Return the fewest and the most bytes of one GPU, over what is unknown of the run."""
+    """Return the fewest and the most bytes of one GPU, over all variants of the run."""
     ends = [_bounds(variant, counted) for variant in _variants(run)]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _variants(run: Run) -> list[Run]:
-    """Return the runs that an incomplete one may be."""
+    """Return the complete runs that an incomplete one allows."""
     found = [run, run.model_copy(update={"method": "full"})] if run.unsure else [run]
     either = (("checkpointing", (True, False)), ("weights", ("half", "float32")), ("batch", (1, 4)))
     for name, values in (*either, ("fused", (True, False))):
@@ -74,7 +74,7 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
     if run.checkpointing is False and (run.quantized or run.attention == "eager"):
         most = 2.1  # kernels that keep their inputs, or scores in 32 bits
     if run.form.kind == "pair":
-        fewest *= 0.4  # what a decoder writes may be a few tokens: the encoder's layers alone
+        fewest *= 0.4  # the decoder's text may be a few tokens: count the encoder's layers alone
     thin, thick = _LOGITS[run.loss]
     thick = max(thick, _WIDENED) if run.quantized else thick
     if run.loss == "plain" and run.weights == "half":
@@ -88,10 +88,10 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
     # An engine's own AdamW makes no lists, and older versions of peft keep adapters in 16 bits.
     low += least.moving(fewest, _LAYER[0], thin, 0.0 if run.master_weights else 1.0 if run.method == "full" else 0.6)
     high = (1.12 if run.zero == 3 else 1.03) * parts.kept + slack
-    # Copies of weights are as large for every length.
+    # Copies of weights do not depend on the length.
     high += changing * replace(parts, casts=parts.casts / changing).moving(most, _LAYER[1], thick)
     high += _extras(run, parts)
-    if run.quantized and run.method != "full":  # at most what the same run takes beside a base in 32 bits
+    if run.quantized and run.method != "full":  # at most as much as the same run with a base in 32 bits
         whole = run.model_copy(update={"method": "lora", "bits": None, "weights": "float32"})
         high = min(high, _bounds(whole, "reserved" if counted == "occupied" else counted)[1])
     if counted == "occupied":
@@ -100,7 +100,7 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
 
 
 def _extras(run: Run, parts: Parts) -> float:
-    """Return the bytes that some versions of trainers and engines take besides, and others don't."""
+    """Return the extra bytes that only some versions of trainers and engines take."""
     shape, extra = run.form, 0.0
     head = shape.vocabulary * shape.width
     if run.zero == 3:  # most trainers gather both token tables at once, and their gradients
@@ -122,7 +122,7 @@ def _extras(run: Run, parts: Parts) -> float:
 
 
 def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
-    """Return the gigabytes that one GPU shows as used; as wide as runs like it that were measured ask for."""
+    """Return the gigabytes that one GPU shows as used, in an interval widened by similar measured runs."""
     low, high = memory(run)
     known = measured_runs() if measured is None else measured
     alike = [m for m in known if m.method == run.method and (m.task in PICTURE_TASKS) is (run.task in PICTURE_TASKS)]
@@ -134,7 +134,7 @@ def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
 
 
 def compared(runs: Sequence[Measured]) -> str:
-    """Return the end of a derivation: how many measured runs it was compared with."""
+    """Return the end of a derivation: the number of measured runs that it was compared with."""
     return f"; compared with {len(runs)} measured runs, to {max(m.date for m in runs)}" if runs else ""
 
 

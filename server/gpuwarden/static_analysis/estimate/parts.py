@@ -30,14 +30,14 @@ STATES: Final = {
 
 @dataclass(frozen=True)
 class Parts:
-    """The bytes of a step by what they are for; activations and logits at their usual size."""
+    """The bytes of a step by purpose; activations and logits at their usual size."""
 
     weights: float
     gradients: float
     states: float
     activations: float
     layer: float
-    """One layer's activations again, with their gradients, where they are recomputed."""
+    """One layer's activations with their gradients, if they are recomputed."""
     logits: float
     step: float
     """Temporaries of the optimizer's step."""
@@ -47,11 +47,11 @@ class Parts:
 
     @property
     def kept(self) -> float:
-        """Return the bytes that stay from step to step, gradients among them."""
+        """Return the bytes that stay from step to step, including gradients."""
         return self.weights + self.gradients + self.states
 
     def moving(self, activations: float, layer: float, logits: float, step: float = 1.0) -> float:
-        """Return what comes on top of them at the peak, where the counts are multiplied by these shares.
+        """Return the bytes on top of `kept` at the peak, with the counts multiplied by these shares.
 
         The peak is at the beginning of the backward pass, at its end, or in the optimizer's step.
         """
@@ -70,14 +70,14 @@ def parts_of(run: Run) -> Parts:
     states += trained * 4.0 if run.master_weights else 0.0
     head = shape.vocabulary * shape.width
     gradients = trained * kind
-    if run.layerwise:  # that of the token table is the largest; a tied one waits for both of its uses
+    if run.layerwise:  # the token table's gradient is the largest; a tied table waits for both of its uses
         gradients = min(gradients, (head + shape.layer_weights) * kind)
     if run.optimizer.startswith("paged") or "optimizer" in run.offload:
         states = 0.0
     sharded = shares if run.zero >= 1 else 1
     weights = 0.0 if "weights" in run.offload else stored / (shares if run.zero == 3 else 1)
     gathered = (2 * shape.layer_weights + head) * 2.0 if run.zero == 3 else 0.0
-    # A sharded layer's gradient is whole until it is summed over the cards, and so is what is sent for the sum.
+    # A sharded layer's gradient is whole until it is summed over the cards, and so is the buffer sent for the sum.
     whole = (6.0 if run.weights == "float32" else 4.0) if run.zero == 3 and run.method == "full" else 0.0
     kept, recomputed = _activations(run)
     casts = run.weights == "float32" and run.compute == "half" and run.quantized is None and run.zero < 3
@@ -98,7 +98,7 @@ def _step(run: Run, kind: float) -> float:
     """Return the bytes of an optimizer's temporaries.
 
     AdamW over lists makes one of all square roots (`_multi_tensor_adam` in torch/optim/adam.py). Its fused kernel makes
-    none, and what steps one tensor after another makes a few of the largest, the token table's.
+    none. An optimizer that steps one tensor after another makes a few of the largest, the token table's.
     """
     if run.optimizer in {"adamw", "paged_adamw"} and not run.fused and not run.layerwise:
         return run.trained * kind
@@ -122,7 +122,7 @@ def _weight_bytes(run: Run) -> float:
 
 
 def _activations(run: Run) -> tuple[float, float]:
-    """Return the bytes of activations when the backward pass begins, and of those that one layer computes again."""
+    """Return the bytes of activations when the backward pass begins, and of those that one layer recomputes."""
     shape, layer = run.form, _layer_bytes(run)
     blocks = shape.blocks * (1.25 if shape.kind == "pair" else 1.0)
     if run.checkpointing is False:
@@ -139,7 +139,7 @@ def _layer_bytes(run: Run) -> float:
     queries, values = s.heads * s.head_width, s.kv_heads * s.head_width
     norms = (1 if s.parallel else 2) * s.width * ((4.0 + c) if s.gated else 2 * c)
     if run.weights == "float32" and run.compute == "half" and run.zero < 3:
-        norms = (1 if s.parallel else 2) * s.width * 10.0  # autocast norms in 32 bits, and casts what comes out
+        norms = (1 if s.parallel else 2) * s.width * 10.0  # autocast norms in 32 bits, and casts the result
     attention = c * (2 * queries + 2 * values)
     if run.attention == "eager":
         attention += s.heads * (run.length or 1024) * (2 * c + 1)
@@ -163,8 +163,8 @@ def _layer_bytes(run: Run) -> float:
 def _logits(run: Run) -> float:
     """Return the bytes of the last layer's output and of its loss.
 
-    A fused loss makes the logits of a chunk of tokens and the output layer's gradient: as Liger's kernel, whose chunks
-    take about as much as the last layer's input (liger_kernel/ops/fused_linear_cross_entropy.py).
+    A fused loss makes the logits of a chunk of tokens and the output layer's gradient, like Liger's kernel, whose
+    chunks take about as much as the last layer's input (liger_kernel/ops/fused_linear_cross_entropy.py).
     """
     shape = run.form
     if shape.kind == "encoder" or run.task in PICTURE_TASKS:

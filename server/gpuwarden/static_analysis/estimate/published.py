@@ -1,8 +1,8 @@
 """Read the published peaks and speeds that the estimates are compared with: settings, figure, source and date of each.
 
-`references/published-runs.json` names the models' shapes, the sources and the runs. A source is `home`, which the
-constants were fitted to, `former`, which was unseen until 2026-11-23 and whose misses were studied since, or `unseen`,
-whose settings were written down before any of its runs was estimated.
+`references/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to the
+`home` sources. The `former` sources were unseen until 2026-11-23; their misses were studied since. The settings of an
+`unseen` source were written down before any of its runs was estimated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TARGETS: Final = {
 
 
 class Source(Frozen):
-    """Where figures come from, and whether the estimates were fitted to them."""
+    """The origin of figures, and whether the estimates were fitted to them."""
 
     url: str
     date: date
@@ -56,12 +56,12 @@ class Published(Frozen):
     gpu: str
     peak_gb: float | None = None
     allocated_gb: float | None = None
-    """What PyTorch's tensors took, where a source counts it beside its `peak_gb`."""
+    """The peak of PyTorch's tensors, if a source gives it in addition to `peak_gb`."""
     tokens_per_second: float | None = None
 
 
 class PublishedPace(Frozen):
-    """Steps and seconds of a run after its first reports, and in the end."""
+    """Steps and seconds of a run at its first reports and at its end."""
 
     source: str
     run: str
@@ -101,7 +101,7 @@ def _published(
     if shape is None:
         raise ValueError(f"the shape of {entry['model']} can't be read")
     given: dict[str, Any] = {name: value for name, value in entry.items() if name in _AS_GIVEN}
-    foreach = entry.get("foreach", True)  # most trainers' versions of the time step over lists of tensors
+    foreach = entry.get("foreach", True)  # most trainers' versions at that time step over lists of tensors
     run = Run(
         params=round(shape.parameters),
         shape=shape,

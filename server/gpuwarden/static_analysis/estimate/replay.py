@@ -1,7 +1,8 @@
-"""Replay a traced step at the model's full depth through the allocator: what its tensors take, and what the card shows.
+"""Replay a traced step at the model's full depth through the allocator to find its peak memory.
 
-A trace has a few layers (`trace_child`). Those in the middle take the same tensors, so one is taken for all that
-the trace left out. Three steps are replayed: the first makes the optimizer's states, the later ones find its holes.
+A trace has a few layers (`trace_child`). The layers in the middle take the same tensors, so one of them is repeated for
+all layers that the trace lacks. Three steps are replayed: the first makes the optimizer's states, and the later ones
+run with the holes that it leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Name: TypeAlias = tuple[str, int, int]
 
 
 class Segment(Frozen):
-    """A part of a step in one layer, or (-1) outside of all: names and sizes of tensors, 0 where one is given back."""
+    """A part of a step in one layer, or outside all layers (-1): names and sizes of tensors, size 0 if one is freed."""
 
     part: str
     layer: int
@@ -29,13 +30,13 @@ class Segment(Frozen):
 
 
 class Sizes(Frozen):
-    """Bytes of each parameter, outside of the layers and in each of the traced ones."""
+    """Bytes of each parameter, outside the layers and in each traced layer."""
 
     outside: tuple[int, ...]
     layers: tuple[tuple[int, ...], ...]
 
     def of(self, layers: int) -> list[int]:
-        """Return the bytes of all parameters of a model with so many layers."""
+        """Return the bytes of all parameters of a model with `layers` layers."""
         middle = len(self.layers) // 2
         repeated = (self.layers[middle],) * (layers - len(self.layers))
         inner = (*self.layers[:middle], *repeated, *self.layers[middle:])
@@ -43,7 +44,7 @@ class Sizes(Frozen):
 
 
 class Trace(Frozen):
-    """The answer of the child: parameters, those that are trained, and the segments of one or two batches."""
+    """The answer of the child: all parameters, the trained ones, and the segments of one or two batches."""
 
     by: str
     weights: Sizes
@@ -52,7 +53,7 @@ class Trace(Frozen):
 
     @property
     def depth(self) -> int:
-        """Return how many layers were traced."""
+        """Return the number of traced layers."""
         return len(self.weights.layers)
 
     @property
@@ -77,7 +78,7 @@ class Peak(NamedTuple):
 
 
 def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple[Name, int]]:
-    """Yield the names and sizes of a step with so many layers: the middle one's segments are repeated."""
+    """Yield the names and sizes of a step with `layers` layers: the middle layer's segments are repeated."""
     middle, more = depth // 2, layers - depth
     for layer, group in groupby(step, key=lambda segment: segment.layer):
         segments = list(group)
@@ -93,16 +94,16 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
                 yield (part, of, number), size
             elif of > middle or layer > middle:
                 yield (part, of + more, number), size
-            else:  # outside of the layers, the middle one's tensors end in all copies together
+            else:  # outside the layers, the middle layer's tensors are freed in all copies together
                 for copy in range(more + 1) if layer == _OUTSIDE else (0,):
                     yield (part, of + copy, number), size
 
 
 def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
-    """Return the peak of a training with so many layers on a card with so many bytes.
+    """Return the peak of a training with `layers` layers on a card of `limit` bytes.
 
-    `foreach` is AdamW over lists of tensors, which takes another copy of the gradients. What does not fit is replayed
-    on a card without a limit.
+    `foreach` is AdamW over lists of tensors, which takes another copy of the gradients. A run that does not fit
+    is replayed without a limit.
     """
     batches = [list(deepened(step, trace.depth, layers)) for step in trace.steps]
     allocator, fits = CachingAllocator(limit), True
@@ -121,7 +122,7 @@ def _train(
     batches: Sequence[Sequence[tuple[Name, int]]],
     foreach: bool,
 ) -> None:
-    """Take and give back what a few steps of training do."""
+    """Take and free the memory of a few training steps."""
     for size in trace.weights.of(layers):
         allocator.take(size)
     trained = trace.trained.of(layers)

@@ -1,4 +1,4 @@
-"""Collect what decides the memory and the time of a training run: the model's shape and the trainer's settings."""
+"""Collect the inputs of the memory and time estimates: the model's shape and the trainer's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PICTURE_TASKS: Final = frozenset({"detection", "classification", "segmentation"}
 PAIRED_TASKS: Final = frozenset({"dpo", "orpo", "cpo", "reward"})
 """Preference methods: each sample is two sequences."""
 _SMALL_BATCH: Final = 32
-"""Rows of a small batch of sentence-transformers' losses that cache gradients, where none is given."""
+"""Default mini-batch of sentence-transformers' losses that cache gradients, in rows."""
 ADAPTED_MODULES: Final = {
     "q": ("q_proj", "query", "q"),
     "k": ("k_proj", "key", "k"),
@@ -43,11 +43,11 @@ class Interval(Frozen):
 
     @property
     def width(self) -> float:
-        """Return how many times the lowest value the highest one is."""
+        """Return the highest value divided by the lowest one."""
         return self.high / self.low if self.low > 0 else float("inf")
 
     def within(self, part: float) -> float:
-        """Return the value that is that part of the way from the lowest to the highest one, in logarithms."""
+        """Return the value at this part of the way from the lowest to the highest one, on a logarithmic scale."""
         return self.low * float(self.width**part)
 
     def __str__(self) -> str:
@@ -61,17 +61,17 @@ class Run(Frozen):
     shape: Shape | None = None
     method: Method = "full"
     unsure: bool = False
-    """Full training is as possible as `method`: a condition that is not known decides."""
+    """An unknown condition decides between `method` and full training."""
     task: str = "sft"
     batch: int | None = None
     accumulate: int = 1
     length: int | None = None
     padded: bool = True
-    """Rows are at most that long; False where all of them are, as with packing."""
+    """Rows are at most `length` long; False if all rows have that length, as with packing."""
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW steps in one kernel; False where it works on lists, which takes a copy of the gradients."""
+    """AdamW steps in one kernel; False if it works on lists, which takes a copy of the gradients."""
     layerwise: bool = False
     """Each gradient is used and dropped during the backward pass."""
     weights: Literal["float32", "half"] | None = None
@@ -109,7 +109,7 @@ class Run(Frozen):
 
     @property
     def quantized(self) -> int | None:
-        """Return the bits of the frozen base's weights, None where they are not quantized."""
+        """Return the bits of the frozen base's weights, None if they are not quantized."""
         return self.bits or (4 if self.method == "qlora" else None)
 
     @property
@@ -146,13 +146,13 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
-    # The configuration's length, else the longest that the tokenizer is asked for.
+    # The configuration's length, else the largest one that a call gets, such as the tokenizer's.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     optimizer, layerwise = optimizer_of(uses.setting("optim"))
     weights, mixed = _weights(uses), [uses.setting("bf16"), uses.setting("fp16")]
     of_trl = any(c.name.startswith("trl.") and c.last.endswith("Config") for c in uses.calls)
-    by_trl = of_trl and mixed[0] is not False  # its configurations ask for bf16
+    by_trl = of_trl and mixed[0] is not False  # trl's configurations enable bf16
     named = (c.kwargs.get("attn_implementation") for c in uses.calls)
     kernel = str(next(filter(None, named), None) or uses.setting("attn_implementation"))
     packed = {b for b in (4, 8) for c in uses.calls if c.kwargs.get(f"load_in_{b}bit") is True}
@@ -206,7 +206,7 @@ def run_measured(m: Measured) -> Run:
 
 
 def method_of(uses: Uses) -> Method | None:
-    """Return the method: full training, LoRA, or LoRA over a 4-bit base; None where it is not known."""
+    """Return the method: full training, LoRA, or LoRA over a 4-bit base; None if unknown."""
     made = [not c.maybe for c in uses.calls if c.last in {"LoraConfig", "get_peft_model"}]
     named = [t.kwargs.get("peft_config") for t in uses.trainers]
     asked = uses.setting("use_peft")
@@ -231,7 +231,7 @@ def optimizer_of(name: Any) -> tuple[str, bool]:
 
 
 def fused_of(name: Any) -> bool | None:
-    """Return whether an optimizer's name asks for one kernel; None where the trainer's version decides."""
+    """Return whether an optimizer's name selects one fused kernel; None if the trainer's version decides."""
     return {"adamw_torch_fused": True, "adamw_torch": False}.get(name) if isinstance(name, str) else None
 
 
@@ -239,7 +239,7 @@ def _weights(uses: Uses) -> Literal["float32", "half"] | None:
     """Return the type that weights are loaded in.
 
     transformers 5 takes the checkpoint's own ("auto"), 16 bits for most models. trl loads a model that is given by its
-    name in 32 bits unless `model_init_kwargs` says otherwise.
+    name in 32 bits unless `model_init_kwargs` sets another type.
     """
     loads = [c for c in uses.calls if c.last == "from_pretrained" or c.last.endswith("Config")]
     given = [c.kwargs[name] for c in loads for name in ("dtype", "torch_dtype") if name in c.kwargs]
@@ -255,7 +255,7 @@ def _weights(uses: Uses) -> Literal["float32", "half"] | None:
 
 
 def _adapters(uses: Uses) -> dict[str, Any]:
-    """Return rank and place of the adapters; of every layer where the script does not say, as TRL's commands."""
+    """Return rank and targets of the adapters; all modules if the script names none, as in TRL's commands."""
     call = uses.called("LoraConfig", "get_peft_model")
     given = call.kwargs.get("r") if call else uses.setting("lora_r")
     found: dict[str, Any] = {"rank": _whole(given) or (8 if call else 16)}
@@ -273,7 +273,7 @@ def _adapters(uses: Uses) -> dict[str, Any]:
 
 
 def _zero(uses: Uses) -> int:
-    """Return the stage of sharding that a script's own settings ask for; 3 for FSDP's full shard."""
+    """Return the stage of sharding that a script's own settings select; 3 for FSDP's full shard."""
     engine = uses.setting("deepspeed")
     if isinstance(engine, dict) and isinstance(stage := (engine.get("zero_optimization") or {}), dict):
         return min(3, _whole(stage.get("stage")) or 0)
@@ -282,7 +282,7 @@ def _zero(uses: Uses) -> int:
 
 
 def _positive(value: Any) -> int | None:
-    """Return a number of rows; None for 0, which asks a trainer to choose, and for what it refuses."""
+    """Return a number of rows; None for 0 (the trainer chooses) and for an invalid value."""
     whole = _whole(value)
     return whole if whole and whole > 0 else None
 

@@ -1,4 +1,4 @@
-"""Read a model's shape from its config.json: what memory and operations are counted from."""
+"""Read a model's shape, the basis of the counts of memory and operations, from its config.json."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SINGLE_NORM = frozenset({"falcon", "phi", "gpt_neox", "gptj"})
 """Families that run attention and the feed-forward part side by side, on the same normalised input."""
 
 _CLOSE = 0.01
-"""How far the parameters that a shape counts are from those that the files have, at most: biases and small norms."""
+"""Largest relative difference between the parameters of a shape and of the files: biases and small norms."""
 
 
 class Shape(Frozen):
-    """Layers, widths and vocabulary of a model. `kind` says what its last layer makes: a token or a class."""
+    """Layers, widths and vocabulary of a model. `kind`: a decoder, an encoder, or a pair of both."""
 
     family: str
     kind: Literal["decoder", "encoder", "pair"]
@@ -72,7 +72,7 @@ class Shape(Frozen):
 
     @property
     def layer_weights(self) -> float:
-        """Return the weights of one layer, all experts counted."""
+        """Return the weights of one layer, with all experts."""
         return self.attention_weights + self._feed_forward_weights(self.experts) + 2 * self.width
 
     @property
@@ -110,9 +110,9 @@ class Shape(Frozen):
         return self.linear_weights + self.embeddings + self.width
 
     def held(self, counted: int) -> int:
-        """Return the parameters that a training run holds of files with `counted` of them.
+        """Return the parameters that a training run holds if the model's files have `counted` of them.
 
-        Some files store the output layer although it is the token table, as those of Qwen3 0.6B: it is held once.
+        Some files, such as those of Qwen3 0.6B, store an output layer that is also the token table: it is held once.
         """
         head = self.vocabulary * self.width
         twice = self.tied and abs(counted - head - self.parameters) < _CLOSE * self.parameters
@@ -120,14 +120,14 @@ class Shape(Frozen):
 
     @property
     def active(self) -> float:
-        """Return the weights that one token is multiplied with, the output layer among them."""
+        """Return the weights that one token is multiplied with, including the output layer."""
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
         head = 0 if self.kind == "encoder" else self.vocabulary * self.width
         return self.blocks * self.active_layer_weights + crossed + head
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
-    """Return the shape that a config.json describes; None where it names no layers, width or vocabulary."""
+    """Return the shape that a config.json describes; None if it names no layers, width or vocabulary."""
     inner = config.get("text_config") or config.get("llm_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
     found = {name: _whole(text, *names) for name, names in _NAMES.items()}
@@ -174,7 +174,7 @@ def _bits(quantized: Any) -> int | None:
 
 
 def shape_like(parameters: int) -> Shape:
-    """Return the usual shape of a language model of this size, where its config.json is unknown.
+    """Return the usual shape of a language model of this size, for a model with an unknown config.json.
 
     Layers x width is 35,000 x (billions)^0.7, fitted to Qwen 2.5 and Llama 3; about 128 of width for each layer.
     """

@@ -1,8 +1,9 @@
-"""Count the operations of a training step, and turn them into seconds with a card's speed and what it is used at.
+"""Count the operations of a training step, and convert them into seconds by a card's speed and utilization.
 
-2 operations per weight and token for each pass (arXiv:2001.08361), and those of attention; a pass forward, one or two
-backward, and one again with recomputation. The share of the card's published speed that training reaches, and the
-time of each layer's launch that small batches are bound by, were fitted to the home sources of `published.py`.
+A pass takes 2 operations per weight and token (arXiv:2001.08361), and those of attention. A step is one forward pass,
+one or two backward passes, and one more with recomputation. The share of the card's published speed that training
+reaches, and the launch time of each layer, which limits small batches, were fitted to the home sources of
+`published.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ USED: Final = (0.15, 0.75)
 FULL_WIDTH_SHARE: Final = (0.06, 0.15)
 """Share of that speed in 32-bit operations."""
 LAUNCH_S: Final = (0.0003, 0.0028)
-"""Seconds of a layer's kernels and Python code in one pass, where the card waits for them."""
+"""Seconds of a layer's kernels and Python code in one pass, if the card waits for them."""
 
 
 def operations(run: Run) -> float:
@@ -57,26 +58,26 @@ def tokens_per_second(run: Run, gpu: Gpu) -> tuple[float, float]:
 
 
 START_S: Final = (30.0, 420.0)
-"""Image, packages and weights, before the first step."""
+"""Seconds for image, packages and weights before the first step."""
 
 
 _SURE: Final = 0.5
-"""Share of the lowest estimate that is surely needed: the quickest published run took 0.86 of it."""
+"""Share of the lowest estimate that is certainly needed: the quickest published run took 0.86 of it."""
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Seconds below which no pass of a trainer ends, whatever the model; 0.01 for language models. Those that generate make
-tens of tokens first."""
+"""Least seconds of a trainer's pass, whatever the model; 0.01 for language models. Trainers that generate make tens of
+tokens first."""
 
 
 def passes_of(run: Run) -> float | None:
-    """Return how often one GPU goes forward and backward; None where the rows are unknown."""
+    """Return the forward and backward passes of one GPU; None if the rows are unknown."""
     if run.max_steps:
         return float(run.max_steps * run.accumulate)
     return run.rows * run.epochs / ((run.batch or 8) * run.gpus) if run.rows and run.epochs else None
 
 
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
-    """Return the seconds that a run surely takes, its start included; None where its passes are unknown.
+    """Return the seconds that a run certainly takes, with its start; None if its passes are unknown.
 
     `sized`: the model is known.
     """
@@ -89,9 +90,9 @@ def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
 
 
 def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> Interval | None:
-    """Return the seconds of the whole run; None where the number of tokens is unknown, as for images.
+    """Return the seconds of the whole run; None if the number of tokens is unknown, as for images.
 
-    Runs of this method that were measured on this card widen what is reckoned with.
+    Measured runs of this method on this card widen the interval.
     """
     passes = passes_of(run)
     if run.task in PICTURE_TASKS or passes is None:
@@ -114,7 +115,7 @@ def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> 
         most *= 8.0
     how = (
         f"{passes:,.0f} passes of {short.tokens:,} to {full.tokens:,} tokens at {USED[0]:.0%} to {USED[1]:.0%} of "
-        f"{gpu.tflops:g} TFLOPS ({gpu.name}), and up to 7 minutes of start; the job's first minutes narrow it"
+        f"{gpu.tflops:g} TFLOPS ({gpu.name}), and up to 7 minutes to start; the job's first minutes narrow it"
     )
     low, high = passes * least + START_S[0], passes * most + START_S[1]
     return Interval(low=low, high=high, unit="s", how=how + compared(alike))

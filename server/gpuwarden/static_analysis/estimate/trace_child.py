@@ -1,8 +1,8 @@
-"""Trace training steps of a model without weights: read tasks as JSON on stdin, print one answer a task as JSON.
+"""Trace training steps of a model without weights: read tasks as JSON on stdin, print one answer per task as JSON.
 
 The installed transformers builds the architecture with a few layers under torch's FakeTensorMode, so no memory is taken
-and no kernel runs. The answer names each tensor that a step takes and gives back, in order and by layer; `replay` makes
-the whole model's step of it. No repository's code runs, and nothing is asked of a network or of another program.
+and no kernel runs. The answer lists each tensor that a step takes and frees, in order and by layer; `replay` makes the
+whole model's step from it. The child runs no code of a repository, uses no network and starts no other program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess
 
 
 def main() -> None:
-    """Trace every task; what an architecture can't do is an answer too."""
+    """Trace every task; if an architecture fails, the reason is the answer."""
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(given["memory"]))
@@ -32,7 +32,7 @@ def main() -> None:
             answer = traced(task)
         except ImportError as why:
             answer = {"unable": f"{why.name} is not installed"}
-        except Exception as why:  # whatever an architecture causes under fake tensors
+        except Exception as why:  # an architecture can fail in any way under fake tensors
             answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
         print(json.dumps(answer), file=out, flush=True)
 
@@ -43,7 +43,7 @@ def _forbid(event: str, _: Any) -> None:
 
 
 def traced(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of parameters by layer, and the steps: segments of tensors taken and given back."""
+    """Return the sizes of parameters by layer, and the steps: segments of tensors taken and freed."""
     # The working folder is empty, so no cache of this machine is read.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
@@ -85,13 +85,13 @@ class Recorder:
         self.begin("batch", -1)
 
     def begin(self, part: str, layer: int) -> None:
-        """Begin a segment: `part` of the step, in a layer or (-1) outside of all."""
+        """Begin a segment: `part` of the step, in a layer, or outside all layers (-1)."""
         self._key, self._number = (f"{part} {self.step}", layer), 0
         self.events: list[list[Any]] = []
         self.segments.append({"part": part, "layer": layer, "events": self.events})
 
     def take(self, storage: Any, alive: dict[int, Any]) -> None:
-        """Record a new tensor's memory, and its end when the last reference goes."""
+        """Record a new tensor's memory, and its release when the last reference is dropped."""
         key, size = _identity(storage), storage.nbytes()
         name = [*self._key, self._number]
         self._number += 1
@@ -107,7 +107,7 @@ class Recorder:
 
 
 def _identity(storage: Any) -> int:
-    """Return the address of a storage's object; fake ones have no data whose address could be asked for."""
+    """Return the address of a storage's object; fake storages have no data with an address."""
     found: int = storage._cdata  # noqa: SLF001
     return found
 
@@ -144,10 +144,10 @@ def _sizes(model: Any, layers: Any, trained: bool) -> dict[str, Any]:
 
 
 def _mark(layer: Any, at: int, last: bool, recorder: Recorder) -> None:
-    """Begin segments where a layer's forward pass begins and ends, and where its backward pass begins."""
+    """Begin segments at the start and end of a layer's forward pass, and at the start of its backward pass."""
 
     def before(*_: Any) -> None:
-        if not recorder.backward:  # a checkpointed layer runs again there
+        if not recorder.backward:  # a checkpointed layer runs again in the backward pass
             recorder.begin("forward", at)
 
     def after(_layer: Any, _inputs: Any, output: Any) -> None:
@@ -163,7 +163,7 @@ def _mark(layer: Any, at: int, last: bool, recorder: Recorder) -> None:
 
 
 def _step(task: dict[str, Any], model: Any, recorder: Recorder, number: int) -> list[dict[str, Any]]:
-    """Train one batch, and return its segments. Gradients stay."""
+    """Train one batch, and return its segments. The gradients are kept."""
     import torch
 
     from gpuwarden.static_analysis.estimate.trace_model import FusedLoss

@@ -1,7 +1,7 @@
 """Build the model of a traced step in the child: the architecture at a few layers, its adapters, and its kernels.
 
-torch's fake tensors live on the CPU, where attention, autocast and fused losses take other memory than on a card; here
-each is replaced by a function that takes what the card's kernel takes.
+torch's fake tensors are on the CPU, where attention, autocast and fused losses take different memory than on a card.
+Each is replaced by a function that takes the same memory as the card's kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEPT = "gpuwarden_kept"
 
 
 def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
-    """Return the model of a task with so many layers, and its list of layers."""
+    """Return the model of a task with `depth` layers, and its list of layers."""
     config = transformers.AutoConfig.for_model(**_shortened(task["config"], int(task["layers"]), depth))
     config.use_cache = False
     auto: Any = transformers.AutoModelForCausalLM
@@ -77,11 +77,11 @@ class _Adapter(torch.nn.Module):
 
 
 class FusedLoss(torch.autograd.Function):
-    """A loss that never keeps all logits: its gradients are made in chunks on the way forward."""
+    """A loss that never keeps all logits: its gradients are made in chunks in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any) -> Any:
-        """Take what the chunks take, one after another, and keep both gradients."""
+        """Take the memory of the chunks, one after another, and keep both gradients."""
         rows = hidden.shape[0] * hidden.shape[1]
         chunk = max(1, rows * hidden.shape[-1] // weight.shape[0])
         down = torch.empty_like(hidden)
@@ -95,13 +95,13 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Return the gradients that were made before."""
+        """Return the gradients that the forward pass made."""
         down, across = ctx.saved_tensors
         return down, across if across.numel() else None
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps what flash attention keeps: query, key, value, output and the rows' sums."""
+    """Attention that keeps the same tensors as flash attention: query, key, value, output and the rows' sums."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -123,7 +123,7 @@ class _Attention(torch.autograd.Function):
 
 @lru_cache(maxsize=1)
 def register_kernels() -> None:
-    """Make transformers use the attention above, and norms and softmax work in 32 bits under autocast, as on CUDA."""
+    """Make transformers use this attention, and compute norms and softmax in 32 bits under autocast, as on CUDA."""
     attention: Any = _Attention
 
     def attend(_module: Any, query: Any, key: Any, value: Any, _mask: Any = None, *_: Any, **__: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Estimate a training's memory from a trace of its model, where torch and transformers are installed.
+"""Estimate a training's memory from a trace of its model, if torch and transformers are installed.
 
-A child traces a step without weights and without a GPU, `replay` takes it through the allocator, and the interval is as
-wide as the home rows of the published peaks ask for. It answers only for settings that traces were compared with;
-everything else stays with the formula, and `NotTraced` says why.
+A child traces a step without weights and without a GPU, and `replay` runs it through the allocator. The interval is
+wide enough for the home rows of the published peaks. Only settings for which traces were compared with published peaks
+are traced; all others use the formula, and `NotTraced` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
 """Address space of the child. Fake tensors take none; the libraries themselves map several gigabytes."""
 _LAYERS: Final = 200
-"""More of them are replayed too slowly."""
+"""Most layers of a traced model: replaying more takes too long."""
 _LEAST, _MOST = 0.985, 1.06
-"""Shares of the replayed bytes that the home rows took, at least and at most."""
+"""Least and most shares of the replayed bytes that the home rows took."""
 _HOLES: Final = 0.5
-"""Share of the allocator's holes that a run has at least: they depend on the order of tensors, by version."""
+"""Least share of the allocator's holes: they depend on the order of tensors, which varies by version."""
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
-"""Bytes of a card for each one of its nominal size: 80 GB are 79.15 GiB."""
+"""Actual bytes of a card per nominal byte: 80 GB are 79.15 GiB."""
 
 
 class NotTraced(Exception):
-    """The formula is used instead, for the reason that the message gives."""
+    """The run can't be traced, for the reason in the message; the formula is used instead."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The traces of the variants that a run may be, and how its optimizer may step."""
+    """A run with the traces of its possible variants."""
 
     run: Run
     traces: tuple[Trace, ...]
 
     def peaks(self, limit: float = float("inf")) -> list[Peak]:
-        """Return the peak of each variant on a card with so many bytes."""
+        """Return the peak of each variant on a card of `limit` bytes."""
         steps = (True, False) if self.run.fused is None else (not self.run.fused,)
         return [replay(t, self.run.form.layers, limit, foreach=step) for t in self.traces for step in steps]
 
     def interval(self, card_gb: float | None = None) -> Interval:
-        """Return what one card shows as used, at least and at most; less where the card itself is the limit."""
+        """Return the least and the most memory that one card shows as used; less if the card is the limit."""
         limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
         peaks = self.peaks(limit)
         low, high = ends(peaks)
@@ -68,13 +68,13 @@ class Traced:
 
 
 def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
-    """Return the fewest and the most bytes that PyTorch reserves. On a full card it gives its unused blocks back."""
+    """Return the fewest and the most bytes that PyTorch reserves. On a full card it frees its unused blocks."""
     low = min(p.allocated if p.full else p.allocated + _HOLES * (p.reserved - p.allocated) for p in peaks)
     return _LEAST * low, _MOST * max(p.reserved for p in peaks)
 
 
 def unproven(run: Run) -> str:
-    """Return why the formula is used: the first setting that traces were not compared with published peaks for."""
+    """Return the reason to use the formula, the first setting that traces were not compared for; empty if none."""
     shape = run.shape
     named = {
         "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
@@ -119,7 +119,7 @@ def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def trace(run: Run, config: Mapping[str, Any], child: Sequence[str] = CHILD, seconds: float = LIMIT_S) -> Traced:
-    """Trace a run. Raises NotTraced where the formula is to be used."""
+    """Trace a run. Raises NotTraced if the formula applies instead."""
     if setting := unproven(run):
         raise NotTraced(setting)
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
@@ -127,13 +127,13 @@ def trace(run: Run, config: Mapping[str, Any], child: Sequence[str] = CHILD, sec
     tasks = list(tasks_of(run, config))
     answers, why = run_child(json.dumps({"memory": MEMORY, "tasks": tasks}), seconds, child)
     if len(answers) < len(tasks):
-        raise NotTraced(f"the trace did not end: {why}")
+        raise NotTraced(f"the trace did not finish: {why}")
     if unable := next((str(a["unable"]) for a in answers if "unable" in a), ""):
         raise NotTraced(f"its architecture can't be traced: {unable}")
     try:
         traces = tuple(Trace.model_validate(answer) for answer in answers)
     except ValidationError as why_not:
-        raise NotTraced("the trace makes no sense") from why_not
+        raise NotTraced("the trace is not valid") from why_not
     if not all(found.repeats or found.depth == run.form.layers for found in traces):
         raise NotTraced("its layers differ from each other")
     return Traced(run, traces)

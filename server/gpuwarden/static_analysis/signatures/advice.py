@@ -1,4 +1,4 @@
-"""What to write instead of names and arguments that are gone, where the tables of released code can't say it."""
+"""Replacements of removed names and arguments that the tables of released code can't give."""
 
 ARGUMENTS: dict[str, str] = {
     "max_seq_length": "max_length",
@@ -36,7 +36,7 @@ NAMES: dict[str, str] = {
     "transformers.TFTrainer": "Trainer",
     "transformers.deepspeed": "transformers.integrations.deepspeed",
 }
-# Arguments of from_pretrained, which accepts any: they leave it for the model's constructor, which refuses them.
+# Arguments of from_pretrained. It passes any argument on to the model's constructor, which rejects these.
 LOADING: dict[str, tuple[str, str]] = {
     "load_in_4bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
     "load_in_8bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),

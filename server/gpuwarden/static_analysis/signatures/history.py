@@ -1,4 +1,4 @@
-"""Look up since when a name or an argument exists, until when it did, and what replaced it."""
+"""Look up the first and the last release of a name or an argument, and its replacement."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpuwarden.static_analysis.signatures.resolve import PLAIN, Installed, Signa
 from gpuwarden.static_analysis.signatures.tables import Definition, canonical, package_of, table
 
 _NEAR = 0.75
-_MISSPELT = 0.88  # a letter or two of a name of ten
+_MISSPELT = 0.88  # one or two letters in a name of ten
 _DEPTH = 8
 
 
 @dataclass(frozen=True)
 class History:
-    """The releases in which something existed. `until` is None while it still exists, `since` where it never did.
+    """The releases in which a name existed. `until` is None while it still exists, `since` if it never did.
 
-    A table begins with one release: what exists there may be older.
+    A name in the first release of a table may be older than that release.
     """
 
     package: str
@@ -39,8 +39,8 @@ class History:
 def history(package: str, name: str, parameter: str | None = None) -> History:
     """Return the history of an exported name, or of one argument of it.
 
-    `name` is dotted (`trl.SFTConfig`, `transformers.trainer_utils.get_last_checkpoint`) or a name of the package's own
-    first module (`SFTConfig`). Inherited arguments count where the base is in the same package.
+    `name` is dotted (`trl.SFTConfig`, `transformers.trainer_utils.get_last_checkpoint`) or a name in the package's
+    top module (`SFTConfig`). Inherited arguments count if the base is in the same package.
     """
     known = table(package)
     if known is None:
@@ -54,7 +54,7 @@ def history(package: str, name: str, parameter: str | None = None) -> History:
         installed = Installed({package: place})
         found = installed.signature(dotted)
         if found is None and (own := installed.definition(dotted)) and own[1].kind != "e":
-            # The bases are of another package: the arguments that the class adds itself.
+            # The bases are in another package: count only the arguments that the class adds.
             found = Signature({p.name: p for p in own[1].parameters}, True, dict(own[1].renames))
         if found is not None:
             renamed = found.renames.get(parameter) or renamed
@@ -74,7 +74,7 @@ def _spanned(package: str, places: list[int]) -> History:
 
 @dataclass(frozen=True)
 class Ever:
-    """What an argument was in any release: where it existed first and last, and what replaced it.
+    """The history of an argument over all releases: its first and last release, and its replacement.
 
     `gone_in` is the first release without it, an empty text while the newest release has it.
     """
@@ -88,7 +88,7 @@ class Ever:
 
 
 def ever(qualified: str, parameter: str) -> Ever:
-    """Return what is known of an argument in any release of a class or function, and of its bases in any package."""
+    """Return the history of an argument in a class or function, and in its bases in any package."""
     forms = list(_forms(qualified, set(), 0))
     renamed = next((new for *_, d in reversed(forms) if (new := dict(d.renames).get(parameter))), "")
     is_open = any(d.open and d.kind in "fi" for *_, d in forms)
@@ -116,7 +116,7 @@ def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> 
 def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
     """Return the one package that ever had an argument, and the places of its releases that have it.
 
-    Both are empty where several packages had it, none, or where a form accepts any argument.
+    Both are empty if no package or several packages had it, or if a form accepts any argument.
     """
     forms = list(_forms(qualified, set(), 0))
     runs = list(_runs(forms, parameter))
@@ -127,8 +127,9 @@ def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
 
 @lru_cache(maxsize=256)
 def accepted_ever(qualified: str) -> frozenset[str] | None:
-    """Return every argument that any release of a class or function, or of its bases, has; None where a form accepts
-    any, and where a base has no table.
+    """Return every argument that a class or function, or one of its bases, has in any release.
+
+    None if a form accepts any argument, or if a base has no table.
     """
     names: set[str] = set()
     forms = 0
@@ -153,7 +154,7 @@ def accepted_values_ever(qualified: str, parameter: str) -> frozenset[str]:
 
 
 def _inherited(definition: Definition) -> Iterator[str]:
-    """Yield the bases that bring arguments."""
+    """Yield the bases that add arguments."""
     if definition.kind in "dp":
         yield from (base for base in definition.bases if base.rpartition(".")[2] not in PLAIN)
 
@@ -172,24 +173,24 @@ def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, in
         return
     seen.add(qualified)
     owner, _, name = qualified.rpartition(".")
-    # A name may lead to another module from one release to the next.
+    # A name may refer to another module in another release.
     places = (place for start, end in known.presence(owner, name) for place in range(start, end + 1))
     for target in sorted({t for place in places if (t := known.target(owner, name, place))}):
         yield from _forms(target, seen, depth + 1)
     for start, end, definition in known.definitions(qualified):
         yield package, start, end, definition
-        # A class with its own constructor refuses what its bases accept.
+        # A class with its own constructor rejects the arguments of its bases.
         for base in _inherited(definition):
             yield from _forms(base, seen, depth + 1)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the closest of some names to a misspelt one, an empty text where none is close."""
+    """Return the known name that is closest to a misspelt one, an empty text if none is close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _NEAR)), "")
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """Return the name that a misspelt one must mean, an empty text where none is that close."""
+    """Return the known name that a misspelt one certainly means, an empty text if none is that close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _MISSPELT)), "")
 
 

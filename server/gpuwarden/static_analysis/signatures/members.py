@@ -1,7 +1,7 @@
-"""Look up which releases have a member of a class, or a name of a module of which the signatures know no names.
+"""Look up the releases that have a member of a class, or a name of a module that the signatures don't list.
 
-`tools/build_members.py` writes one table a package. It has differences only: a member that every release of a class
-has is in no table, and neither is one that none ever had.
+`tools/build_members.py` writes one table per package. It contains only differences: a member that all releases of a
+class have is in no table, and neither is one that no release had.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Members:
         return owner in self._classes
 
     def of_class(self, owner: str, member: str) -> frozenset[int]:
-        """Return the releases in which a class or one of its bases has a member; empty where that never changed."""
+        """Return the releases in which a class or one of its bases has a member; empty if that never changed."""
         return frozenset(place for one in self._line(owner, 0) for place in _places(one[2].get(member, ())))
 
     def of_module(self, module: str, name: str) -> frozenset[int]:
-        """Return the releases in which a module binds a name; empty where that never changed."""
+        """Return the releases in which a module binds a name; empty if that never changed."""
         return frozenset(_places(self._names.get(module, {}).get(name, ())))
 
     def _line(self, owner: str, depth: int) -> Iterator[Any]:
@@ -52,7 +52,7 @@ def _places(runs: Any) -> Iterator[int]:
 
 @cache
 def members(package: str) -> Members | None:
-    """Return the table of a package, None where there is none."""
+    """Return the table of a package, None if it has none."""
     path = data_dir("references") / "signatures" / "members" / f"{package}.json.xz"
     if package not in packages() or not path.is_file():
         return None

@@ -18,15 +18,15 @@ optimum optimum-intel optimum-neuron optimum-habana gptqmodel auto-gptq autoawq 
 fairseq simpletransformers adapters coqui-tts paddlenlp
 """
 _LIMITING = frozenset(_LIMITED.split())
-"""Packages that limit the versions of those with a table, and whose own conditions are not known here."""
+"""Packages that limit the versions of those with a table, and whose own conditions are unknown."""
 
 
 @dataclass(frozen=True)
 class Chosen:
     """The release that a job gets: a place in the table, or two between which it falls.
 
-    `named`: the requirements name the package, or something that brings it. `newest`: nothing pins it. A release that
-    is newer or older than the table is not represented at all.
+    `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. A release
+    outside the table is not represented.
     """
 
     package: str
@@ -49,10 +49,10 @@ class Chosen:
 
 
 def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
-    """Return the release of each package that has a table; a package whose release can't be known is left out.
+    """Return the release of each package that has a table, without packages whose release can't be known.
 
-    `requirements` is None where the job has none: then every package is taken at its newest release. As an installer
-    does, a package that nothing pins is taken at the newest release that goes with those that are pinned.
+    `requirements` is None if the job has none: then every package gets its newest release. As in an installer, a
+    package that is not pinned gets the newest release that is compatible with the pinned ones.
     """
     given = dict(_read(requirements or ()))
     limited = bool(given.keys() & _LIMITING)
@@ -72,7 +72,7 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two packages of one list whose conditions no releases meet together: `package` asks for `asked` of `other`."""
+    """Two listed packages without compatible releases: `package` requires `asked` of `other`, the list `given`."""
 
     package: str
     other: str
@@ -81,7 +81,7 @@ class Conflict:
 
 
 def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
-    """Yield the packages whose every allowed release refuses every allowed release of another in the list."""
+    """Yield the pairs of listed packages whose allowed releases are all incompatible."""
     given = {name: condition for name, condition in _read(requirements) if condition and table(name)}
     for package, condition in given.items():
         source = table(package)
@@ -105,7 +105,7 @@ def _versions(package: str, condition: SpecifierSet) -> list[Version]:
 
 
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
-    """Yield the packages with their conditions; None for one that comes from an address."""
+    """Yield the packages with their conditions; None for one that is installed from a URL."""
     for text in requirements:
         try:
             found = Requirement(text)
@@ -120,7 +120,7 @@ def _pins(condition: SpecifierSet | None) -> bool:
 
 
 def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen]) -> tuple[int, ...]:
-    """Return the newest release that a condition and the releases chosen before allow, or the two around it."""
+    """Return the newest release that a condition and the chosen releases allow, or the two around it."""
     known = table(package)
     assert known is not None
     for other in chosen.values():
@@ -139,7 +139,7 @@ def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen])
 
 
 def _fits(requires: Mapping[str, str], chosen: Mapping[str, Chosen]) -> bool:
-    """Return true if a release goes with the releases that are chosen already."""
+    """Return true if a release is compatible with the releases chosen so far."""
     for name, text in requires.items():
         other, known = chosen.get(name), table(name)
         if (

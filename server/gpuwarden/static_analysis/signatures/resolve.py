@@ -1,6 +1,6 @@
-"""Resolve names and signatures in the releases that a job gets: imports followed, inheritance in Python's own order.
+"""Resolve names and signatures in the releases that a job gets, through imports and Python's order of inheritance.
 
-What is not known is never reported as missing: `None` means that a name or a signature can't be judged.
+An unknown name is never reported as missing: `None` means that a name or a signature can't be checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.signatures.tables import Definition, Parameter, c
 _HOPS = 12
 _SERVED = ("TokenizerFast", "ImageProcessorFast")
 PLAIN = frozenset({"object", "ABC", "Generic", "Protocol", "PushToHubMixin", "Enum", "ExplicitEnum"})
-"""Bases that bring no arguments."""
+"""Bases that add no arguments."""
 
 
 class Found(Enum):
@@ -34,7 +34,7 @@ class Signature:
     renames: Mapping[str, str] = field(default_factory=dict)
 
     def lacks(self, name: str) -> bool:
-        """Return true if passing an argument of this name is surely an error."""
+        """Return true if passing an argument of this name is certainly an error."""
         return not self.open and name not in self.parameters and name not in self.renames
 
 
@@ -59,14 +59,14 @@ class Installed:
         is_open = known.module(owner, place)
         if is_open is None:
             return self._missing_module(owner)
-        # transformers 5 serves a class without the suffix where one with it is asked for.
+        # transformers 5 returns the class without the suffix for a name with it.
         plain = name.removesuffix("Fast") if package == "transformers" and name.endswith(_SERVED) else name
         if any(known.target(owner, n, place) is not None for n in (name, plain)):
             return Found.PRESENT
         return Found.UNKNOWN if is_open or not known.lists(owner) or name.startswith("_") else Found.ABSENT
 
     def _missing_module(self, module: str) -> Found:
-        """Return that a module is absent, UNKNOWN where it may be an attribute or made at run time."""
+        """Return ABSENT for a missing module, UNKNOWN if it may be an attribute or made at run time."""
         package = package_of(module)
         known = table(package)
         assert known is not None
@@ -103,7 +103,7 @@ class Installed:
         return None
 
     def signature(self, qualified: str) -> Signature | None:
-        """Return the arguments that a call accepts, None where they are unknown."""
+        """Return the arguments that a call accepts, None if they are unknown."""
         found = self.definition(qualified)
         if found is None or found[1].kind == "e":
             return None
@@ -121,7 +121,7 @@ class Installed:
         return _signature([d for d in reversed(order) if d.kind == "d"])
 
     def order(self, qualified: str, depth: int = 0) -> list[Definition] | None:
-        """Return a class and its bases in the order in which Python looks them up; None where a base is unknown."""
+        """Return a class and its bases in the order in which Python looks them up; None if a base is unknown."""
         keys = self._linear(qualified, depth)
         if keys is None:
             return None
@@ -134,7 +134,7 @@ class Installed:
             return None
         key, definition = found
         if definition.kind == "i":
-            return [key]  # what its bases accept is its own affair
+            return [key]  # its own constructor decides which arguments its bases get
         bases = [base for base in definition.bases if base.rpartition(".")[2] not in PLAIN]
         lines = [self._linear(base, depth + 1) for base in bases]
         if any(line is None for line in lines):
@@ -144,7 +144,7 @@ class Installed:
         return None if merged is None else [key, *merged]
 
     def values(self, parameter: Parameter) -> tuple[str, ...]:
-        """Return the texts that a parameter accepts, an empty tuple where they are unknown."""
+        """Return the texts that a parameter accepts, an empty tuple if they are unknown."""
         if parameter.values or not parameter.enum:
             return parameter.values
         found = self.definition(parameter.enum)
@@ -159,7 +159,7 @@ def _signature(definitions: Sequence[Definition]) -> Signature:
 
 
 def _merge(lines: list[list[str]]) -> list[str] | None:
-    """Return the C3 linearization of several lines, None where there is none."""
+    """Return the C3 linearization of several lines, None if none exists."""
     merged: list[str] = []
     while lines := [line for line in lines if line]:
         head = next((line[0] for line in lines if not any(line[0] in other[1:] for other in lines)), None)

@@ -1,13 +1,13 @@
-"""Read the tables of released signatures that `tools/build_signatures.py` writes, one a package.
+"""Read the tables of released signatures that `tools/build_signatures.py` writes, one per package.
 
-A table is JSON, compressed with xz, and is loaded when it is first asked. A fact is a list of runs, `[first release,
-last release, value]`, where a release is its place in `releases`, oldest first:
+A table is JSON, compressed with xz, and is loaded on first use. A fact is a list of runs, `[first release, last
+release, value]`; a release is given by its place in `releases`, oldest first:
 
-- `modules`: module -> 1 where names may exist that its text does not show, else 0
-- `names`: module -> name -> the qualified name behind it, 0 where that is the module's own
+- `modules`: module -> 1 if it may have names that its text does not show, else 0
+- `names`: module -> name -> the qualified name behind it, 0 if the module defines it
 - `definitions`: qualified name -> the number of a variant `[kind, bases, parameters, open, renames]`
 - `parameters`: `[name, default, accepted values or their enum, whether others are refused]`
-- `requires`: package -> the versions of it that a release asks for
+- `requires`: package -> the versions of it that a release requires
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.data import data_dir
 
 if TYPE_CHECKING:
-    from packaging.version import Version  # imported late: 3 ms of every look at the machines
+    from packaging.version import Version  # imported late: it adds 3 ms to every poll of the machines
 
 _MODULES = {"sentence_transformers": "sentence-transformers"}
 _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
@@ -30,10 +30,10 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: `default` is Python text, None where a value is required, and `...` for an expression.
+    """One parameter: `default` is Python text, None if a value is required, and `...` for an expression.
 
-    `values` are the texts that it accepts, empty where they are unknown; `enum` is the class of them. `strict`: the
-    class that has it refuses others.
+    `values` are the texts that it accepts, empty if they are unknown; `enum` is their class. `strict`: other texts are
+    rejected.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or function as its own text gives it, before inheritance.
+    """A class or function as its own text defines it, before inheritance.
 
     `kind`: `f`unction, `i`nit (a class with its own), `d`ataclass, `e`num or `p`lain class. `open`: it accepts
     arguments that its text does not name. `renames`: deprecated arguments with the name to use.
@@ -73,17 +73,17 @@ class Table:
         return tuple(map(Version, self.releases))
 
     def requires(self, release: int) -> dict[str, str]:
-        """Return the versions of other packages that a release asks for."""
+        """Return the versions of other packages that a release requires."""
         found = {name: _at(runs, release) for name, runs in self._content["requires"].items()}
         return {name: text for name, text in found.items() if text}
 
     def module(self, name: str, release: int) -> bool | None:
-        """Return whether a module may bind more names than are known; None where the release has no such module."""
+        """Return whether a module may bind more names than are known; None if the release has no such module."""
         value = _at(self._content["modules"].get(name, ()), release)
         return None if value is None else bool(value)
 
     def target(self, module: str, name: str, release: int) -> str | None:
-        """Return the qualified name behind a name of a module; None where it is not bound there."""
+        """Return the qualified name behind a name of a module; None if the module does not bind it."""
         value = _at(self._content["names"].get(module, {}).get(name, ()), release)
         return f"{module}.{name}" if value == 0 else value
 
@@ -140,7 +140,7 @@ def _at(runs: Any, release: int) -> Any:
 
 @cache
 def table(package: str) -> Table | None:
-    """Return the table of a package, None where there is none."""
+    """Return the table of a package, None if it has none."""
     path = data_dir("references") / "signatures" / f"{package}.json.xz"
     return Table(json.loads(lzma.decompress(path.read_bytes()))) if package in packages() else None
 
@@ -159,7 +159,7 @@ def canonical(qualified: str) -> str:
 
 
 def package_of(qualified: str) -> str:
-    """Return the package whose table has a dotted name, an empty text where none has it."""
+    """Return the package whose table has a dotted name, an empty text if none has it."""
     root = canonical(qualified).partition(".")[0]
     package = _MODULES.get(root, root)
     return package if package in packages() else ""

@@ -1,8 +1,8 @@
-"""Find the releases of a package that everything a script surely uses can come from.
+"""Find the releases of a package that are compatible with everything that a script certainly uses.
 
-Where nothing names a release, an argument that left the package is surely refused if no release that still has it also
-has what the script imports and passes, or goes with the releases of other packages that have that. A release counts as
-possible where it or the next one of the table is, because tables have one release of each minor version.
+If no requirement names a release, a removed argument is certainly rejected if every release that still has it lacks one
+of the script's imports or other arguments, or is incompatible with all releases of another package that have them. A
+release counts as possible if it or the next one in the table is, because tables have one release of each minor version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Passed = tuple[str, str]
 
 
 def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iterable[Passed]) -> bool:
-    """Return true if an argument that is gone since a release is gone in all that imports and other calls allow."""
+    """Return true if imports and other calls allow no release before the one that removed an argument."""
     known = table(package)
     possible = possible_places(package, tuple(sorted(set(imports))), tuple(sorted(set(passed))))
     return known is not None and bool(possible) and possible[0] >= known.releases.index(gone_in)
@@ -27,7 +27,7 @@ def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iter
 
 @lru_cache(maxsize=64)
 def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed, ...]) -> tuple[int, ...]:
-    """Return the places of a package's releases that go with all that is used; empty where none has its own."""
+    """Return the places of a package's releases that are compatible with all imports and calls; empty if none is."""
     names: dict[str, list[str]] = {package: []}
     for name in imports:
         if package_of(name) and not name.endswith(".*"):
@@ -49,7 +49,7 @@ def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed
 
 
 def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]) -> list[int]:
-    """Return the places of the releases that lack none of some names, and that are within some limits."""
+    """Return the places of the releases that have all names and are within all limits."""
     known = table(package)
     count = len(known.releases) if known else 0
     has = [
@@ -61,7 +61,7 @@ def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]
 
 
 def _accepts(package: str, place: int, other: str, at: int) -> bool:
-    """Return true if a release does not rule out a release of another package, or the one that follows it."""
+    """Return true if a release allows a release of another package, or the one after that."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     source, target = table(package), table(other)
