@@ -24,7 +24,9 @@ def judge(found: Findings) -> None:
     """
     folders: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in found.entries.items():
-        if entry.format == "safetensors" and entry.anatomy and not (entry.anatomy.tensors or entry.problems):
+        # A reader that gave up leaves a doubt, and then the list of tensors may be incomplete.
+        unsettled = entry.problems or entry.doubts
+        if entry.format == "safetensors" and entry.anatomy and not (entry.anatomy.tensors or unsettled):
             entry.refute("has no tensor", Cause.CONTRADICTION)
         if entry.format.startswith("torch") and not _MAY_BE_EMPTY.fullmatch(path):
             _state(entry, entry.anatomy.content if entry.anatomy else None)
