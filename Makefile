@@ -59,6 +59,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/vulture
 
 types: $(READY)
 	$(BIN)/mypy

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -33,11 +32,6 @@ def cut(ssh: Ssh) -> None:
         eventually(lambda: not opened.alive)
     else:
         opened.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """Folders of masters in a folder for temporary files."""
-    return list(folder.glob("gw-*"))
 
 
 @pytest.fixture(name="client", params=CLIENTS)

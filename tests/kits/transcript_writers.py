@@ -195,5 +195,3 @@ WRITERS: dict[str, Callable[[Transcript], str]] = {
     "atif": atif,
     "inspect": inspect,
 }
-NO_TURNS = frozenset({"atif", "codex", "codex_exec", "openai_chat", "openai_responses", "inspect", "anthropic"})
-"""Formats that don't say how many turns, tokens or dollars were used: a `budget` check fails on them, as it should."""

@@ -37,7 +37,6 @@ from lifecycle_kit import (
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
 Twist = Callable[[Instance], Instance]
-THRIFTY = Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=5, per_instance_usd=1))
 
 
 class Liar:

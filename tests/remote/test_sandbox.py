@@ -69,7 +69,6 @@ class Victims:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.home = folder, folder / "home"
-        self.connected: list[str] = []
         self.listeners = [
             socket.socket(socket.AF_UNIX),
             socket.socket(socket.AF_UNIX),

@@ -89,7 +89,6 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
             queue=line(row.get("partition") or "", 80),
             nodes=line(row.get("nodes") or "", 200),
             restarts=int(number(row.get("restart_cnt")) or 0),
-            eligible_at=when(row.get("eligible_time")),
             ends_at=started + limit * 60 if begun and started and limit is not None else None,
             resources=line(row.get("tres_alloc_str") or row.get("tres_req_str") or "", 200),
         ),

@@ -534,7 +534,6 @@ class Allocation(Frozen):
     queue: str = ""
     nodes: str = ""
     restarts: int = 0
-    eligible_at: float | None = None
     ends_at: float | None = None
     used_s: float | None = None
     resources: str = ""

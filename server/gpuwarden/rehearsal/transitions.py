@@ -22,7 +22,6 @@ from gpuwarden.rehearsal import meter
 from gpuwarden.rehearsal.model import Fault, Record, Settings
 
 _S = InstanceState
-ON = frozenset({_S.RUNNING, _S.STOPPING, _S.TERMINATING})
 
 
 class Engine:

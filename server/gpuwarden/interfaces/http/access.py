@@ -18,12 +18,10 @@ from gpuwarden.core.errors import AuthFailed, Refused
 from gpuwarden.interfaces.http.answers import refuse
 from gpuwarden.interfaces.http.principals import Kind, Principal, Scope
 from gpuwarden.interfaces.http.serving import Serving
-from gpuwarden.job_tokens import PREFIXES
 from gpuwarden.people import acting_as
 
 OPEN: Final = frozenset({"/enter"})
 """Paths that need no principal: the one-time link for a browser session."""
-JOB_KEYS: Final = tuple(f"{prefix}_" for prefix in PREFIXES.values())
 SAFE: Final = frozenset({"GET", "HEAD"})
 CHALLENGE: Final = {"www-authenticate": 'Bearer realm="gpuwarden"'}
 

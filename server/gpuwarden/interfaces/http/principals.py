@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 from gpuwarden.job_tokens import job_of
 
 Scope = Literal["read", "submit", "metrics", "alerts"]
 """`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` of a job's two keys."""
 Kind = Literal["token", "session", "job"]
-GRANTABLE: Final[tuple[Scope, ...]] = ("read", "submit")
 
 
 @dataclass(frozen=True)

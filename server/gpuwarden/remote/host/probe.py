@@ -80,8 +80,8 @@ def gpus() -> Json:
         found.append(
             {
                 "index": int(cells["index"]), "name": cells["name"], "driver": cells["driver_version"],
-                "bus": cells["pci.bus_id"], "memory_mib": number(cells["memory.total"]),
-                "used_mib": number(cells["memory.used"]), "util": number(cells["utilization.gpu"]),
+                "bus": cells["pci.bus_id"], "used_mib": number(cells["memory.used"]),
+                "util": number(cells["utilization.gpu"]),
             }
         )  # fmt: skip
     for key, names in HEALTH_FIELDS.items():

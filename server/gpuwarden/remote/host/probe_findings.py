@@ -50,7 +50,6 @@ class _Gpu(_Lenient):
     name: str
     driver: str = ""
     bus: str = ""
-    memory_mib: float | None = None
     used_mib: float | None = None
     util: float | None = None
     temperature: float | None = None

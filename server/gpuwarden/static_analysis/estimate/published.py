@@ -55,8 +55,6 @@ class Published(Frozen):
     run: Run
     gpu: str
     peak_gb: float | None = None
-    allocated_gb: float | None = None
-    """The peak of PyTorch's tensors, if a source gives it in addition to `peak_gb`."""
     tokens_per_second: float | None = None
 
 
@@ -130,6 +128,5 @@ def _published(
         run=run,
         gpu=entry["gpu"],
         peak_gb=entry.get("peak_gb"),
-        allocated_gb=entry.get("allocated_gb"),
         tokens_per_second=entry.get("tokens_per_second"),
     )
