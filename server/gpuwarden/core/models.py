@@ -46,6 +46,10 @@ MAX_SETTING = 4_096
 CELLS = "cells"
 """The folder of a fan-out's cells, below the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
+Until: TypeAlias = Literal["step", "state", "alert"]
+"""Events that end a wait for a job."""
+Where: TypeAlias = Literal["auto", "here", "instance"]
+"""The machine that verifies a checkpoint: this one or the job's."""
 
 
 class Frozen(BaseModel):

@@ -13,6 +13,7 @@ from pydantic import Field
 from gpuwarden.core.models import Frozen
 
 RepoType: TypeAlias = Literal["model", "dataset", "space"]
+Sort: TypeAlias = Literal["trending", "downloads", "likes", "created", "modified"]
 Operation: TypeAlias = Literal["overview", "dataset_structure", "dataset_preview"]
 RepoStatus: TypeAlias = Literal["ok", "missing", "gated", "private_or_missing", "renamed", "disabled", "error"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest
-from gpuwarden.core.repos import DatasetRow, SearchAnswer
+from gpuwarden.core.repos import DatasetRow, SearchAnswer, Sort
 from gpuwarden.core.sanitize import line
 from gpuwarden.hub.client import HubClient
 
-Sort: TypeAlias = Literal["trending", "downloads", "likes", "created", "modified"]
 MAX_ROWS = 50
 _SORTS: dict[Sort, str] = {
     "trending": "trendingScore",

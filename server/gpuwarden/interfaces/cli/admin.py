@@ -91,20 +91,13 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--write-answers", is_flag=True, hidden=True, help="Regenerate the snapshot of the first answers.")
 @click.option("--client", default="", metavar="NAME", help="Name of the client that starts it, for `gpuwarden doctor`.")
-def mcp(write_answers: bool, client: str) -> int:
+def mcp(client: str) -> int:
     """Serve the tools to an MCP client, over stdio."""
-    from gpuwarden.interfaces.mcp.stdio_start import start
+    from gpuwarden.interfaces.mcp.stdio import serve_stdio
 
-    if not write_answers:
-        with contextlib.ExitStack() as listed:
-            return start(lambda: _opened(client, listed))
-    import anyio
-
-    from gpuwarden.interfaces.mcp import stdio
-
-    anyio.run(stdio.write_answers, open_context("mcp"))
+    with contextlib.ExitStack() as listed:
+        serve_stdio(lambda: _opened(client, listed))
     return 0
 
 

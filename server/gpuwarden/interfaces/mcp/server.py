@@ -12,12 +12,14 @@ from typing import Any
 import anyio
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
     CallToolResult,
@@ -28,7 +30,7 @@ from mcp_types import (
 from pydantic import ConfigDict
 
 from gpuwarden import __version__
-from gpuwarden.core.errors import BadRequest, Refused
+from gpuwarden.core.errors import BadRequest, Refused, WardenError
 from gpuwarden.core.inputs import need_whole
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import completions, schemas
@@ -38,6 +40,7 @@ from gpuwarden.interfaces.mcp.resources import documents
 from gpuwarden.interfaces.mcp.skills_extension import SHIPPED, Skills, tell_legacy_clients
 from gpuwarden.interfaces.mcp.tools import artifacts, hub, jobs, knowledge, teardown
 from gpuwarden.interfaces.mcp.tools.base import ASK_OUTSIDE, cause, failure
+from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.inventory import unsettled
 from gpuwarden.people import acting_as
@@ -77,7 +80,7 @@ class WardenServer(MCPServer[Any]):
                 "resources/list": OWN,
                 "resources/read": OWN,
             },
-            middleware=[tell_legacy_clients, offer_cards],
+            middleware=[explain_errors, tell_legacy_clients, offer_cards],
             subscriptions=(live := LiveJobs(ctx)),
         )
         self.warden = ctx
@@ -153,6 +156,14 @@ class WardenServer(MCPServer[Any]):
         if wrong:
             raise MCPError(code=INVALID_PARAMS, message=f"missing or unknown argument: {line(', '.join(wrong), 200)}")
         return await super().get_prompt(name, arguments, context)
+
+
+async def explain_errors(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
+    """Answer with the product's message and next steps if a request other than a call of a tool fails."""
+    try:
+        return await call_next(ctx)
+    except WardenError as error:
+        raise MCPError(code=INTERNAL_ERROR, message=line(f"{error.message}. {in_calls(error.next_steps)}")) from error
 
 
 def make_server(ctx: Context, *, scoped: bool = False) -> WardenServer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import anyio
 
@@ -18,7 +17,7 @@ from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.checkpoints.verify import verify as verify_path
 from gpuwarden.core.errors import BadRequest, Conflict
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Level, Manifest, Report
+from gpuwarden.core.models import Level, Manifest, Report, Where
 from gpuwarden.core.safe_names import STAGING
 from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
@@ -29,7 +28,6 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.remote.transfer.destination import OWNER
 
-Where = Literal["auto", "here", "instance"]
 Count = Callable[[int], None]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Final, Literal
+from typing import Final
 
 from gpuwarden.core.errors import WardenError
+from gpuwarden.core.models import Until
 from gpuwarden.core.states import TERMINAL_JOBS
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.records import read_job
 
-Until = Literal["step", "state", "alert"]
 MAX_WAIT_S: Final = 45.0
 """Longest wait in seconds for an MCP client: some cancel a call after 60 seconds."""
 FIRST_S, MOST_S = 1.0, 15.0

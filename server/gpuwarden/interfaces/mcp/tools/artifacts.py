@@ -10,17 +10,13 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from gpuwarden.checkpoints.budget import Budget, ByteCount
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.models import Level, Report
+from gpuwarden.core.models import Level, Report, Where
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import WRITE, JobId, answer
 from gpuwarden.interfaces.mcp.tools.progress import Note, reporting
-from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.artifacts.verify import Where, verify
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.situation import following_of
 from gpuwarden.lifecycle.records import read_job
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
@@ -38,6 +34,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.PullReply]:
         """Copy a job's declared outputs and log here and compare digests. Call again to resume."""
+        from gpuwarden.lifecycle.artifacts.pull import pull
+
         target = _inside_cwd(dest)
         result = await reporting(
             client,
@@ -58,6 +56,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.VerifyReply]:
         """Prove that a checkpoint is complete, matches the machine's digests, is finite and loads. Runs none of it."""
+        from gpuwarden.checkpoints.budget import Budget, ByteCount
+        from gpuwarden.lifecycle.artifacts.verify import verify
+        from gpuwarden.lifecycle.execution.situation import following_of
+
         if (job_id is None) == (path is None):
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
         if job_id is not None:

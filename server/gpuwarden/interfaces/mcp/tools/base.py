@@ -43,7 +43,10 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
     """Return an error in the same format."""
     reply = worded(error_reply(error), in_calls)
     full = _structured(reply)
-    values = ctx.hidden(full)
+    try:
+        values = ctx.hidden(full)
+    except WardenError:  # the server can't start, which is the error itself
+        values = ()
     body, short = scrubbed(full, values), scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=True)
 

@@ -7,11 +7,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from gpuwarden.core.repos import Operation, RepoType
-from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import repo_details
-from gpuwarden.hub.search import Sort
-from gpuwarden.hub.search import dataset_search as search_datasets
+from gpuwarden.core.repos import Operation, RepoType, Sort
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import READ, answer
 from gpuwarden.lifecycle.context import Context
@@ -31,6 +27,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         limit: Annotated[int, Field(description="Rows, up to 100")] = 5,
     ) -> Annotated[CallToolResult, results.ReposReply]:
         """Check that Hugging Face repos are readable; return revision, size, columns, rows, similar ids."""
+        from gpuwarden.hub.client import HubClient, HubConfig
+        from gpuwarden.hub.details import repo_details
+
         async with HubClient(HubConfig.from_env(ctx.env), clock=ctx.clock) as hub:
             wanted = operations or ["overview"]
             found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)
@@ -45,6 +44,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         limit: Annotated[int, Field(description="Rows, up to 50")] = 10,
     ) -> Annotated[CallToolResult, results.DatasetsReply]:
         """Find datasets on the Hugging Face Hub."""
+        from gpuwarden.hub.client import HubClient, HubConfig
+        from gpuwarden.hub.search import dataset_search as search_datasets
+
         async with HubClient(HubConfig.from_env(ctx.env), clock=ctx.clock) as hub:
             found = await search_datasets(query, author, tags or (), sort, limit, hub=hub)
         return answer(ctx, results.datasets_found(found))

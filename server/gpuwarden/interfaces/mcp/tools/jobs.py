@@ -13,22 +13,12 @@ from gpuwarden.core.errors import BadRequest, NotSupported
 from gpuwarden.core.fan_out import gridded
 from gpuwarden.core.guidance import is_fan_out
 from gpuwarden.core.inputs import build
-from gpuwarden.core.models import JobSpec, Resources, Verb
+from gpuwarden.core.models import JobSpec, Resources, Until, Verb
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.cards import with_card
 from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
 from gpuwarden.interfaces.results.templates import TEMPLATES
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.fan_out.accepting import fan_out
-from gpuwarden.lifecycle.fan_out.deciding import cancel_fan_out, continue_fan_out
-from gpuwarden.lifecycle.fan_out.launching import advance_fan_out
-from gpuwarden.lifecycle.monitoring.check import cancel, check, pause, resume
-from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, Until, wait
-from gpuwarden.lifecycle.offers import offers
-from gpuwarden.lifecycle.receipts import launch_receipt
-from gpuwarden.lifecycle.submission.inputs import script_in
-from gpuwarden.lifecycle.submission.submit import Submission, submit
 from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
@@ -46,9 +36,14 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     ) -> Annotated[CallToolResult, results.CheckReply]:
         """Return a job's state, step, metrics, billing and log. Also advances the job: boot, launch, resume."""
         if is_fan_out(job_id):
+            from gpuwarden.lifecycle.fan_out.launching import advance_fan_out
+
             found = await advance_fan_out(ctx, job_id)
             assert found.now is not None
             return answer(ctx, results.fan_out_checked(found, found.now))
+        from gpuwarden.lifecycle.monitoring.check import check
+        from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S, wait
+
         if until is not None:
             await wait(ctx, job_id, until, MAX_WAIT_S)
         result = await check(ctx, job_id, cursor=log_cursor, limit=log_bytes)
@@ -67,10 +62,14 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         if is_fan_out(job_id):
             if action == "pause":
                 raise NotSupported("a fan-out can't be paused", "Cancel it and resume it later: proven cells are kept.")
+            from gpuwarden.lifecycle.fan_out.deciding import cancel_fan_out, continue_fan_out
+
             decided = {"cancel": cancel_fan_out, "resume": continue_fan_out}[action]
             found = await decided(ctx, job_id, ctx.ledger.acting)
             assert found.now is not None
             return answer(ctx, results.fan_out_checked(found, found.now))
+        from gpuwarden.lifecycle.monitoring.check import cancel, pause, resume
+
         use_case = {"cancel": cancel, "pause": pause, "resume": resume}[action]
         return answer(ctx, results.signaled(await use_case(ctx, job_id)))
 
@@ -80,6 +79,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.InstancesReply]:
         """List every rented machine, ours or not: state, billing, cost, job. An unreadable one is unknown, not gone."""
+        from gpuwarden.lifecycle.monitoring.inventory import list_instances
+        from gpuwarden.lifecycle.offers import offers
+
         reply = results.listed(await list_instances(ctx))
         if offers_for:
             reply.offers = results.offered(await offers(ctx, Resources(gpu=offers_for))).offers
@@ -135,6 +137,11 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }
+        from gpuwarden.lifecycle.fan_out.accepting import fan_out
+        from gpuwarden.lifecycle.receipts import launch_receipt
+        from gpuwarden.lifecycle.submission.inputs import script_in
+        from gpuwarden.lifecycle.submission.submit import Submission, submit
+
         if receipt and not (dry_run or rehearse or script or command or grid or seeds):
             found = await launch_receipt(ctx, receipt, given)
             reply = results.submitted(found) if isinstance(found, Submission) else results.fanned_out(found)
