@@ -1,8 +1,8 @@
-"""Run every measurement of this folder, each in a process of its own, and print all figures as one table at the end.
+"""Run every measurement of this folder, each in a separate process, and print all figures as one table at the end.
 
     python -m bench [--small]
 
-The exit code is 1 where a measurement failed.
+The exit code is 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main(words: list[str], folder: Path = Path(__file__).parent) -> int:
-    """Run a folder's scripts in turn; names that begin with `_` are not measurements."""
+    """Run a folder's scripts in turn, except those whose names begin with `_`."""
     rows: list[str] = []
     failed: list[str] = []
     for path in sorted(folder.glob("[!_]*.py")):

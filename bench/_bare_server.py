@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 
 async def count(request: Request) -> Response:
-    """Parse the body, as any server has to, and say how many values it has."""
+    """Parse the body, as any server must, and return the number of its values."""
     body = await request.json()
     return JSONResponse({"stored": sum(len(point) for point in body["metrics"])})
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 def arguments(doc: str | None, sizes: Mapping[str, tuple[float | str, float | str]]) -> argparse.Namespace:
-    """Read the command line: a flag for each size, with its usual value and that of `--small`."""
+    """Read the command line: a flag for each size, with its default and its value under `--small`."""
     ask = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--small", action="store_true", help="the smallest sizes, which take seconds and measure little")
+    ask.add_argument("--small", action="store_true", help="use the smallest sizes, for a trial of seconds")
     for name, (usual, small) in sizes.items():
         ask.add_argument(f"--{name}", type=type(usual), help=f"{usual} by default, {small} with --small")
     asked = ask.parse_args()
@@ -20,5 +20,5 @@ def arguments(doc: str | None, sizes: Mapping[str, tuple[float | str, float | st
 
 
 def figure(what: str, value: str, peer: str = "", ratio: float | None = None) -> None:
-    """Print one row: a figure, the peer or the aim that it is held against, and the ratio to the peer."""
+    """Print one row: a figure, its peer or aim, and the ratio to the peer."""
     print(f"| {what:<62} | {value:>16} | {peer:<30} | {'' if ratio is None else f'{ratio:,.2f}':>9} |", flush=True)

@@ -1,11 +1,10 @@
-"""How fast verification is, as multiples of a plain sequential read of the same files in the same run.
+"""Measure the time of verification as a multiple of a plain sequential read of the same files in the same run.
 
     python bench/checkpoints.py [--gib 0.5] [--files 16] [--repeats 3] [--folder DIR]
 
-Each row is measured in turn with the plain read, so that both meet the same machine. The ratio is what counts: it
-carries over between machines, seconds do not. "Warm" is out of the page cache; "cold" is after the files were put out
-of it, as a checkpoint is that was pulled or mounted. Rows of torch, sha256sum and safetensors appear where those are
-installed.
+Each row is measured in turn with the plain read, so that both have the same conditions. Compare ratios: they carry over
+between machines, seconds do not. "Warm" reads from the page cache; "cold" reads after the files were evicted from it,
+as for a checkpoint that was pulled or mounted. Rows of torch, sha256sum and safetensors appear if these are installed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Bench:
-    """Files of one kind, and the plain read of them that everything is measured against."""
+    """Files of one kind, and the plain read that is the peer of every row."""
 
     def __init__(self, folder: Path, repeats: int) -> None:
         self.folder, self.repeats, self.what = folder, repeats, ""
@@ -61,12 +60,12 @@ class Bench:
         figure(f"{self.what}, {'cold' if cold else 'warm'}: {label}", f"{took * 1000:.1f} ms", peer, ratio)
 
     def head(self, what: str) -> None:
-        """Print what is measured, and keep its kind for the rows."""
+        """Print the size and kind of the files, and keep the kind for the rows."""
         print(f"{self.gib:.2f} GiB of {what}")
         self.what = what.partition(" in ")[2]
 
     def read(self) -> None:
-        """Read every file once, 1 MiB at a time: what the ratios are to."""
+        """Read every file once, 1 MiB at a time: the peer of the ratios."""
         buffer = bytearray(1 << 20)
         for path in sorted(self.folder.iterdir()):
             with path.open("rb", buffering=0) as f:
@@ -74,7 +73,7 @@ class Bench:
                     pass
 
     def proven(self, level: Level, listing: Manifest | None = None, threads: int = 2) -> Callable[[], None]:
-        """A verification; a wrong verdict ends the benchmark."""
+        """Return a verification that fails with AssertionError if the verdict is wrong."""
 
         def work() -> None:
             report = verify(self.folder, level, manifest=listing, threads=threads)
@@ -83,7 +82,7 @@ class Bench:
         return work
 
     def listing(self, digest: str) -> Manifest:
-        """A manifest of the files with one digest."""
+        """Return a manifest of the files with one digest."""
         return Manifest.model_validate(manifest.take(self.folder, digests=(digest,)))
 
     def _prepare(self, cold: bool) -> None:
@@ -97,7 +96,7 @@ class Bench:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds."""
+    """Return the seconds that `work` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -123,7 +122,7 @@ def main() -> None:
 
 
 def safetensors(folder: Path, gib: float, files: int) -> None:
-    """bf16 weights in so many files. The header is written by hand: safetensors' numpy writer has no bf16."""
+    """Write bf16 weights in `files` files. The header is written by hand: safetensors' numpy writer lacks bf16."""
     rng = np.random.default_rng(0)
     rows = int(gib * 2**30 / files / 16 / 2 / 1024)
     for i in range(files):
@@ -140,7 +139,7 @@ def safetensors(folder: Path, gib: float, files: int) -> None:
 
 
 def archives(folder: Path, gib: float, files: int) -> None:
-    """fp32 tensors in so many torch archives, which carry a CRC per tensor; in .npz where torch is not installed."""
+    """Write fp32 tensors in `files` torch archives with a CRC per tensor, or in .npz if torch is not installed."""
     rng = np.random.default_rng(1)
     for i in range(files):
         arrays = {f"{j}": rng.standard_normal((int(gib * 2**30 / files / 4 / 1024 / 4), 1024), "f4") for j in range(4)}
@@ -156,7 +155,7 @@ def archives(folder: Path, gib: float, files: int) -> None:
 
 
 def shards(bench: Bench) -> None:
-    """A sharded model, as safetensors."""
+    """Measure a sharded model in safetensors."""
     bench.head(f"bf16 in {len(list(bench.folder.iterdir()))} safetensors")
     bench.row("structure", bench.proven(Level.STRUCTURE))
     quick, sure = bench.listing(FAST), bench.listing("sha256")
@@ -176,7 +175,7 @@ def shards(bench: Bench) -> None:
 
 
 def zips(bench: Bench) -> None:
-    """The same amount in archives with CRCs."""
+    """Measure archives with CRCs."""
     kind = "torch archives" if TORCH else "npz archives"
     bench.head(f"fp32 in {len(list(bench.folder.iterdir()))} {kind}")
     quick = bench.listing(FAST)
@@ -194,7 +193,7 @@ def zips(bench: Bench) -> None:
 
 
 def lone(bench: Bench) -> None:
-    """A single file, which two threads share."""
+    """Measure a single file, which two threads share."""
     bench.head("bf16 in one safetensors")
     quick = bench.listing(FAST)
     bench.row("content: scan, 1 thread", bench.proven(Level.CONTENT, threads=1))
@@ -204,7 +203,7 @@ def lone(bench: Bench) -> None:
 
 
 def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
-    """The same with nothing in the page cache, where the system lets us empty it."""
+    """Measure with an empty page cache, if the system can evict files from it."""
     if not hasattr(os, "posix_fadvise"):
         return
     for label, listing in rows:
@@ -212,7 +211,7 @@ def cold(bench: Bench, *rows: tuple[str, Manifest | None]) -> None:
 
 
 def finite(*names: str) -> None:
-    """What a careful person would write."""
+    """Check that every tensor is finite, with the libraries' own functions."""
     import torch
     from safetensors.torch import load_file
 
@@ -220,7 +219,7 @@ def finite(*names: str) -> None:
 
 
 def memory(bench: Bench) -> None:
-    """What a fresh process needs; this one has made the files and remembers them. Linux only: getrusage inherits."""
+    """Measure the peak memory of a fresh process: this one still has the written files in memory. Linux only."""
     code = (
         "import pathlib, sys; from gpuwarden.checkpoints.sealing import manifest;"
         "from gpuwarden.core.models import Manifest;"

@@ -2,10 +2,10 @@
 
     python bench/cold_start.py [--rounds 5] [--events 0,1000,10000]
 
-Prints ratios to a server with ten trivial tools that does nothing but `MCPServer(...).run()`: from the start of the
-process to the answer to tools/list (aim 1.2 at most), in both protocol eras, and with a ledger that has grown; and to
-the answer to a first call, which only the whole server can give and for which there is no aim. Times and ratios are
-those of the fastest runs; every round runs all of them, one after the other.
+Prints ratios to a server with ten trivial tools that only calls `MCPServer(...).run()`. Measured are the time from the
+start of the process to the answer to tools/list (aim 1.2 at most), in both protocol versions and with ledgers of
+several sizes, and the time to the answer to a first call, which loads the complete server and has no aim. Times and
+ratios are those of the fastest runs; every round runs all servers, one after the other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ERAS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def start(argv: list[str], home: Path, era: str) -> tuple[float, float]:
-    """Seconds from the start of a server to its answer to tools/list, and to a call of a tool that does not exist."""
+    """Return the seconds from a server's start to its answer to tools/list, and to a call of an unknown tool."""
     opening, first, rest = ERAS[era]
     began = time.perf_counter()
     env = {**os.environ, "GPUWARDEN_HOME": str(home)}
@@ -72,7 +72,7 @@ def start(argv: list[str], home: Path, era: str) -> tuple[float, float]:
 
 
 def grown(home: Path, events: int) -> Path:
-    """A home whose ledger holds so many events."""
+    """Return a home whose ledger has `events` events."""
     home.mkdir()
     ledger = Ledger(home / "ledger.db", SystemClock(), "bench")
     with ledger.transaction():
@@ -83,7 +83,7 @@ def grown(home: Path, events: int) -> Path:
 
 
 def main() -> None:
-    """Run all of it."""
+    """Run every measurement and print the figures."""
     options = arguments(__doc__, {"rounds": (5, 1), "events": ("0,1000,10000", "0")})
     command = [sys.executable, "-m", "gpuwarden", "mcp"]
     with tempfile.TemporaryDirectory(prefix="gpuwarden-bench-") as folder:

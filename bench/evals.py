@@ -1,7 +1,7 @@
-"""How many transcripts a second one core scores, from file to verdict, next to reading their JSON alone.
+"""Measure how many transcripts per second one core scores, from file to verdict, against parsing their JSON only.
 
-Sessions of 60 calls and about 280 KB, in Claude Code's form, since it is the fattest. The ratio to a plain `json.loads`
-of the same lines in the same run says more than the rate: it does not depend on the machine.
+The transcript has 60 calls and about 280 KB, in Claude Code's format, which is the largest. Compare the ratio to a
+plain `json.loads` of the same lines in the same run, not the rate: the ratio does not depend on the machine.
 
     python bench/evals.py [--seconds 3]
 """
@@ -31,7 +31,7 @@ CALLS, TARGET_BYTES = 60, 280_000
 
 
 def session(folder: Path) -> Path:
-    """A passing session of 60 calls, padded to 280 KB the way real ones are: code, logs and tool results."""
+    """Write a passing session of 60 calls, padded to 280 KB with tool results as in real sessions; return its path."""
     script = witness(load_cases()[CASE])
     rows = [_line(n, kind, content) for n, (kind, content) in enumerate(_talk(script.transcript()))]
     path = folder / "session.jsonl"
@@ -74,7 +74,7 @@ def _line(n: int, kind: str, content: Any) -> dict[str, Any]:
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
-    """Repetitions a second of CPU time, the best of three rounds: other people's load must not count."""
+    """Return repetitions per second, the best of three rounds. CPU time excludes the load of other processes."""
     best = 0.0
     for _ in range(3):
         start, count = time.process_time(), 0
@@ -86,7 +86,7 @@ def rate(work: Callable[[], object], seconds: float) -> float:
 
 
 def main() -> int:
-    """Print the rates; 1 where a verdict is wrong."""
+    """Print the rates; return 1 if the verdict is wrong."""
     seconds = arguments(__doc__, {"seconds": (3.0, 0.3)}).seconds
     with tempfile.TemporaryDirectory() as folder:
         path = session(Path(folder))

@@ -1,9 +1,9 @@
-"""Verify 50 repos at 50 ms of simulated latency: ours against a loop over the client library.
+"""Measure the verification of 50 repos at 50 ms of simulated latency, against a loop over the client library.
 
     python bench/hub.py [--repos 50] [--rounds 3]
 
-Prints seconds and the cost in requests, with their ratios. Both sides look for the same repos, of which all
-but 2 exist; ours also ranks suggestions for those two.
+Prints seconds and requests, with their ratios. Both sides look up the same repos. Two of them do not exist; ours also
+ranks suggestions for those.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How the ledger's figures grow with the jobs that have ended: 100, 1,000, and 10,000, rented and local.
+"""Measure how the ledger's costs grow with the ended jobs: 100, 1,000, and 10,000, rented and local.
 
-Each figure is told as a ratio: to the same figure at the smallest size, and to one bare insert or select of sqlite3 on
-the same disk in the same run. Jobs ended one a minute, each with the events of a whole life; two live ones are watched.
-The loop's figure is the longest time that the event loop ran no other task while the watch went round. Times are CPU
-time.
+Each figure is a ratio: to the same figure at the smallest size, and to one bare insert or select of sqlite3 on the same
+disk in the same run. The jobs end one a minute, each with the events of a complete life; two live jobs are watched. The
+loop's figure is the longest time during a watch round in which the event loop ran no other task. Times are CPU time.
 
     python bench/ledger.py [--jobs 100,1000,10000]
 """
@@ -55,54 +54,54 @@ RICH = Policy(caps=Caps(per_job_usd=1e6, per_day_usd=1e6, per_instance_usd=1e6))
 
 
 class HandClock:
-    """Time that passes when it is told to."""
+    """A clock that does not run: `sleep` and the benchmark advance it."""
 
     def __init__(self) -> None:
         self.time = 1_700_000_000.0
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self.time
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.time += seconds
 
 
 class Cloud:
-    """A provider whose answers are there at once, so that what is measured is the ledger."""
+    """A provider that answers immediately, so that only the ledger is measured."""
 
     settle_s = 1.0
 
     def key_digest(self, salt: str) -> str:
-        """The same key always."""
+        """Return a constant digest."""
         return salt
 
     async def account_id(self) -> Known[str]:
-        """The same account always."""
+        """Return a constant account."""
         return Known("one")
 
     async def get(self, id: str) -> Known[Instance]:  # noqa: A002
-        """The machine of a job, running."""
+        """Return the running machine of a job."""
         return Known(machine(id.removeprefix("m-")))
 
     async def list(self) -> Known[tuple[Instance, ...]]:
-        """No machine."""
+        """Return no machines."""
         return Known(())
 
 
 class Runs:
-    """A backend that sees every job running."""
+    """A backend that reports every job as running."""
 
     seals = False
 
     async def poll(self, handles: list[Handle]) -> dict[str, Observation]:
-        """Every one runs."""
+        """Return a running observation for each handle."""
         return {h.token: Observation(state=Job.RUNNING, why="running", machine="boot-1/9") for h in handles}
 
 
 def machine(job: str, state: InstanceState = InstanceState.RUNNING) -> Instance:
-    """A rented machine as its provider tells of it."""
+    """Return a rented machine as its provider reports it."""
     place = Place(platform="vastai", instance_id=f"m-{job}", host="203.0.113.7", port=22, user="root", run_root="/w")
     return Instance(
         id=f"m-{job}", token=f"{job}-i1", state=state, place=place, meter=True, price_usd_per_hour=2.0, cost_usd=1.5
@@ -110,7 +109,7 @@ def machine(job: str, state: InstanceState = InstanceState.RUNNING) -> Instance:
 
 
 def begins(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
-    """A job from its receipt until it runs."""
+    """Yield the events of a job from its receipt until it runs."""
     spec = JobSpec(name="train", platform=platform, command=("train",), outputs=("out",), timeout_s=3600)
     place = machine(job).place if platform == "vastai" else Place(platform=platform, run_root="/w")
     assert place is not None
@@ -129,7 +128,7 @@ def begins(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
 
 
 def ends(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
-    """What follows when it succeeds, is proven, and its machine is given back."""
+    """Yield the events of a job that succeeds, is proven, and whose machine is terminated."""
     yield f"job/{job}", ev.JobSucceeded(why="succeeded", observation={"state": "succeeded", "why": "succeeded"})
     yield f"job/{job}", ev.ArtifactsPulled(record="p.json", digest="d" * 71, dest="/home/user/out", files=3, bytes=9)
     yield f"job/{job}", ev.ArtifactsVerified(verdict=Verdict.PROVEN, level=Level.LOAD, pull="d" * 71, seal="s" * 71)
@@ -149,7 +148,7 @@ def ends(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
 
 @dataclass
 class House:
-    """One ledger that grows."""
+    """A ledger that grows, with the context that uses it."""
 
     folder: Path
     platform: str
@@ -166,12 +165,12 @@ class House:
             self.write(begins(job, self.platform))
 
     def write(self, life: Iterator[tuple[str, ev.Body]]) -> None:
-        """Record what happens."""
+        """Record events."""
         for subject, body in life:
             self.ledger.add(subject, body)
 
     def grow(self, jobs: int) -> None:
-        """Let jobs end, one a minute, so that most of them ended long ago."""
+        """Add ended jobs, one a minute, so that most of them ended long ago."""
         if not self.jobs:
             self.end_one("jmodel")
         while self.jobs < jobs:
@@ -181,19 +180,19 @@ class House:
         self.clock.time += DAY_S / 2
 
     def end_one(self, job: str) -> None:
-        """A whole life as the use cases record it; its rows are the model of all others."""
+        """Record the complete life of one job; its rows are the model of all other jobs."""
         first = self.ledger.count()
         self.write(begins(job, self.platform))
         self.write(ends(job, self.platform))
         self.model = [row[2:] for row in self.rows(first)]
 
     def rows(self, after: int) -> list[tuple[Any, ...]]:
-        """The events after a number, as they are stored."""
+        """Return the stored rows of the events after a sequence number."""
         sql = f"SELECT {COLUMNS} FROM events WHERE seq > ? ORDER BY seq"  # noqa: S608
         return self.ledger._db.rows(sql, after)  # noqa: SLF001
 
     def repeat(self, jobs: Iterable[str]) -> None:
-        """The model's rows again for other jobs, chained as any event is."""
+        """Insert the model's rows for other jobs, with valid hash chaining."""
         db = self.ledger._db  # noqa: SLF001
         with self.ledger.transaction():
             ((seq, before),) = db.rows("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")
@@ -208,7 +207,7 @@ class House:
 
 
 def p99(work: Callable[[int], object], times: int = 500, clock: Callable[[], float] = time.process_time) -> float:
-    """The 99th percentile of so many runs, in seconds of CPU time: other people's load must not count."""
+    """Return the 99th percentile of `times` runs in seconds. CPU time excludes the load of other processes."""
     took = []
     for n in range(times):
         begun = clock()
@@ -218,7 +217,7 @@ def p99(work: Callable[[int], object], times: int = 500, clock: Callable[[], flo
 
 
 def reads_of_check(house: House) -> Callable[[int], object]:
-    """What check_job reads of a job, by a process that read nothing before."""
+    """Return a function that does the reads of check_job with an empty cache."""
 
     def work(n: int) -> object:
         house.ledger._known.clear()  # noqa: SLF001
@@ -233,10 +232,10 @@ def reads_of_check(house: House) -> Callable[[int], object]:
 
 
 def figures(house: House) -> dict[str, float]:
-    """Seconds of each operation at the present size."""
+    """Return the seconds of each operation at the current size."""
     watcher = Watcher(house.ctx)
     watcher._next_sweep = float("inf")  # noqa: SLF001
-    for _ in range(2):  # the first one of a process reads what the later ones remember
+    for _ in range(2):  # the first round of a process fills the caches
         anyio.run(longest_wait, watcher)
     rounds = []
     loop = 0.0
@@ -256,7 +255,7 @@ def figures(house: House) -> dict[str, float]:
 
 
 async def longest_wait(watcher: Watcher) -> float:
-    """The longest time between two turns of another task during one round, in seconds of CPU time."""
+    """Return the longest time between two turns of another task during one round, in seconds of CPU time."""
     longest, last = 0.0, time.process_time()
     async with anyio.create_task_group() as together:
 
@@ -274,7 +273,7 @@ async def longest_wait(watcher: Watcher) -> float:
 
 
 def bare(folder: Path) -> tuple[float, float]:
-    """One committed insert and one select by key of sqlite3 itself, p99, with the settings of the ledger."""
+    """Return the p99 of a committed insert and of a select by key in plain sqlite3, with the ledger's settings."""
     db = sqlite3.connect(folder / "bare.db", isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
@@ -287,7 +286,7 @@ def bare(folder: Path) -> tuple[float, float]:
 
 
 def show(name: str, first: dict[str, float], now: dict[str, float], bares: tuple[float, float], jobs: int) -> None:
-    """Print what each operation costs, as ratios to sqlite3 and to the smallest ledger."""
+    """Print the cost of each operation, as ratios to sqlite3 and to the smallest ledger."""
     for what, took in now.items():
         peer, which = (bares[0], "insert") if "write" in what else (bares[1], "select")
         row = f"{name}, {jobs:,} jobs: {what}", f"{took * 1e3:.2f} ms"

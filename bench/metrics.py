@@ -1,12 +1,12 @@
-"""Measure the metrics API: many trainers that post ten times a second to a real `gpuwarden serve`.
+"""Measure the metrics API: many trainers post ten times a second to a real `gpuwarden serve`.
 
     python bench/metrics.py [--clients 200] [--rate 10] [--seconds 20] [--streams 100]
 
-Each post has one point of three metrics and is answered after its commit. Afterwards every value has to be in the
-store. The clients run in this process and share the machine with the server, so on a busy machine latencies say
-little; the server's processor time is compared with that of a bare Starlette server, which gets the same posts and
-neither checks, stores nor streams them. The aims for 200 clients are those of an idle machine with two cores. A curve
-of many points is then drawn in few.
+Each post has one point of three metrics and is answered after its commit. Afterwards every value must be in the store.
+The clients run in this process and share the machine with the server, so latencies are unreliable on a busy machine.
+The server's processor time is compared with that of a bare Starlette server, which gets the same posts and neither
+checks, stores nor streams them. The aims for 200 clients are for an idle machine with two cores. The last figures are
+the times to store many points and to read them as a downsampled curve.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from load_kit import Load, answers, post_all, run_load
 
 
 class Measured(Load):
-    """Latencies of posts and of another process in ms; processor time of the server and time of the wall in seconds."""
+    """Latencies of posts and of another process in ms; processor time of the server and wall time in seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Measured(Load):
 
     @asynccontextmanager
     async def posting(self, server: psutil.Process) -> AsyncIterator[None]:
-        """Measure the server, and how long a process beside it, such as the watch, takes to answer."""
+        """Measure the server, and the response time of another process on the machine, such as the watch."""
         before, begun = server.cpu_times(), time.monotonic()
         pinging = asyncio.create_task(self.ping())
         yield
@@ -62,7 +62,7 @@ class Measured(Load):
         self.server_cpu_s = after.user + after.system - before.user - before.system
 
     async def ping(self) -> None:
-        """Ask a process ten times a second."""
+        """Ping a process ten times a second."""
         argv = [sys.executable, "-c", "while input():\n    print(flush=True)"]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
@@ -91,7 +91,7 @@ def p99(values: list[float]) -> float:
 
 
 def bare_load(home: Path, *, clients: int, rate: float, seconds: float) -> Measured:
-    """Let so many clients post to a bare Starlette server."""
+    """Post with `clients` clients to a bare Starlette server."""
     load = Measured()
     argv = [sys.executable, str(Path(__file__).with_name("_bare_server.py"))]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
@@ -107,7 +107,7 @@ def bare_load(home: Path, *, clients: int, rate: float, seconds: float) -> Measu
 
 
 def curve(home: Path, points: int) -> None:
-    """Measure how long many points take to store, and to read as a curve."""
+    """Measure the time to store many points, and to read them as a curve."""
     store = MetricStore(home)
     begun = time.monotonic()
     for begin in range(0, points, 10_000):

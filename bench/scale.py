@@ -1,9 +1,9 @@
-"""Measure how the watch's costs grow with the jobs, of which there are ten for each machine.
+"""Measure how the watch's costs grow with the number of jobs, at ten jobs for each machine.
 
-Every job's whole life is played in pretend time: its machine is rented, boots, is interrupted in waves, runs the job,
-and is ended by an approval. Meanwhile the platform takes a limited number of calls a minute and is silent for some
-minutes. Real are the ledger, the use cases, the watch and the rehearsal cloud's API with its verbs, transitions, meter
-and faults. Pretended are the cloud's files and the processes on its machines. Times are CPU time.
+The complete life of every job is simulated with a fake clock: its machine is rented, boots, is interrupted in waves,
+runs the job, and is terminated after an approval. The platform limits the calls per minute and is unreachable for some
+minutes. The ledger, the use cases, the watch and the rehearsal cloud's API with its verbs, transitions, billing and
+faults are real. The cloud's files and the processes on its machines are emulated. Times are CPU time.
 
     python bench/scale.py [--jobs 300,1000]
 """
@@ -66,7 +66,7 @@ VERBS: tuple[Call, ...] = ("quote", "create", "find", "get", "list", "start", "s
 
 
 class Records(dict[str, Record]):
-    """A cloud's records, and which of them are due or were changed since the last look."""
+    """A cloud's records, with the records that are due or have changed since the last call of `ripe`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Records(dict[str, Record]):
             heapq.heappush(self.due, (record.due, ident))
 
     def ripe(self, now: float) -> set[str]:
-        """Return the records to look at now, each once."""
+        """Return the due and changed records, each once."""
         ripe, self.changed = self.changed, set()
         while self.due and self.due[0][0] <= now:
             ripe.add(heapq.heappop(self.due)[1])
@@ -88,7 +88,7 @@ class Records(dict[str, Record]):
 
 
 class MemoryStore:
-    """A cloud's configuration and state, in this process."""
+    """A cloud's configuration and state in memory."""
 
     begun = True
 
@@ -98,7 +98,7 @@ class MemoryStore:
 
     @contextmanager
     def lock(self, *, make: bool = False) -> Iterator[None]:
-        """Lock nothing: one process uses this cloud, one call at a time."""
+        """Do nothing: only one process uses this cloud, one call at a time."""
         yield
 
     def config(self) -> Config | None:
@@ -106,17 +106,17 @@ class MemoryStore:
         return self._config
 
     def state(self) -> State:
-        """Return the state itself."""
+        """Return the state, not a copy."""
         return self._state
 
     def save(self, model: Config | State) -> None:
-        """Take over a configuration; the state is kept already."""
+        """Save a configuration; the state is already in memory."""
         if isinstance(model, Config):
             self._config = model
 
 
 class Fleet(Cloud):
-    """The rehearsal cloud without files: its machines run what `Machines` says."""
+    """The rehearsal cloud without files. `Machines` emulates the processes on its machines."""
 
     def __init__(self, root: Path, profile: Any, clock: HandClock, settings: Settings, machines: Machines) -> None:
         self.machines = machines
@@ -125,7 +125,7 @@ class Fleet(Cloud):
         self.configure(settings, Faults(), make=True)
 
     def _tick(self, s: Session, only: str | None = None, *, hold: bool = True) -> None:
-        """Apply what is due."""
+        """Apply the due transitions."""
         records = s.state.records
         assert isinstance(records, Records)
         while ripe := records.ripe(s.now):
@@ -135,7 +135,7 @@ class Fleet(Cloud):
                     records[ident] = record
 
     def _carry_out(self, record: Record) -> Record:
-        """Let the machine's jobs die with it."""
+        """Kill the jobs of a machine that stops."""
         for effect in record.pending:
             if effect in {"kill", "off", "erase"}:
                 self.machines.power_off(record.id, erased=effect == "erase")
@@ -162,7 +162,7 @@ class Counted(RehearsalProvider):
 
 
 class Machines:
-    """A backend whose jobs are entries of a table."""
+    """A backend that keeps its jobs in a dict."""
 
     name = "local"
     seals = False
@@ -177,7 +177,7 @@ class Machines:
         self.launched: Counter[tuple[str, int]] = Counter()
 
     def power_off(self, machine: str, *, erased: bool) -> None:
-        """Forget the processes of a machine, and its disk with `erased`."""
+        """Kill the processes of a machine, and delete its disk if `erased`."""
         token = self.there.get(machine)
         self.boots[machine] += 1
         if token is not None and self.jobs[token]["state"] is Job.RUNNING:
@@ -186,7 +186,7 @@ class Machines:
             self.jobs[token]["erased"] = True
 
     async def check(self, place: Place) -> list[Finding]:
-        """Find nothing wrong."""
+        """Return no findings."""
         return []
 
     async def submit(
@@ -199,7 +199,7 @@ class Machines:
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Start an attempt, once."""
+        """Start an attempt if it was not started before."""
         self.calls["submit"] += 1
         if self.jobs.get(token, {}).get("attempt", 0) < attempt:
             self.launched[token, attempt] += 1
@@ -214,7 +214,7 @@ class Machines:
         return Known(handle if token in self.jobs else None)
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Say how the jobs of a machine are."""
+        """Return the states of jobs."""
         self.calls["poll"] += 1
         return {handle.token: self._seen(handle) for handle in handles}
 
@@ -230,13 +230,13 @@ class Machines:
         return Observation(state=job["state"], why=str(job["state"]), attempt=attempt, machine=boot)
 
     async def list_files(self, handle: Handle, paths: Sequence[str]) -> Manifest:
-        """List nothing: what a job saves is another benchmark's."""
+        """Return an empty manifest: other benchmarks measure outputs."""
         return Manifest(taken_at=self.clock.now(), files=(), missing=tuple(paths))
 
     manifest = list_files
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Find nothing else on the machine."""
+        """Return an empty disclosure."""
         return Disclosure()
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -257,7 +257,7 @@ class Looked:
 
 @dataclass
 class Scale:
-    """One run: so many jobs on so many machines."""
+    """One run of a number of jobs on a number of machines."""
 
     home: Path
     jobs: int
@@ -283,14 +283,14 @@ class Scale:
         self.waves = 0
 
     async def run(self) -> None:
-        """Go round until every job's machine is gone."""
+        """Run rounds until every job's machine is gone."""
         most = 60 + 40 * (self.jobs // self.machines)
         while self.accepted < self.jobs or lease_ids(self.ledger, *LIVE_LEASES) or job_ids(self.ledger, *OPEN_JOBS):
             await self.round()
             assert len(self.rounds) < most, self.states()
 
     async def round(self) -> None:
-        """Let a minute pass, go round once, then let people and agents act."""
+        """Advance the clock by a minute, run one watch round, then approve teardowns and submit jobs."""
         self.clock.time += EVERY_S
         self.weather()
         there, seq, calls = (
@@ -310,7 +310,7 @@ class Scale:
             self.accept()
 
     def weather(self) -> None:
-        """Silence the platform for three minutes in forty, and take back a tenth of its machines every twenty."""
+        """Make the platform unreachable for 3 of 40 minutes, and preempt a tenth of its machines every 20 minutes."""
         minute = len(self.rounds)
         if minute % 40 in (25, 28):
             silent = tuple(Fault(kind="lost_request", call=call, probability=1.0) for call in VERBS)
@@ -345,7 +345,7 @@ class Scale:
         )
 
     async def end_what_is_over(self) -> None:
-        """Approve the end of the machines whose jobs have ended, as a person who gives up what has no proof."""
+        """Approve the teardown of machines whose jobs have ended, and accept losing unverified outputs."""
         for job_id in job_ids(self.ledger, Job.SUCCEEDED, Job.FAILED):
             if job_id in self.ended:
                 continue
@@ -356,7 +356,7 @@ class Scale:
                     self.ctx, view.record.id, str(view.record.digest), channel="terminal", by="user", loss=job.spec.name
                 )
             except WardenError:
-                continue  # the platform is silent or asks to wait; the next round tries again
+                continue  # the platform is unreachable or limits calls; the next round retries
             self.ended.add(job_id)
 
     def states(self) -> dict[str, int]:
@@ -385,7 +385,7 @@ class Scale:
 
 
 def main() -> None:
-    """Print the figures of every size; the smallest first, since the peak of memory is the process's."""
+    """Print the figures of every size, the smallest first: the peak memory is that of the whole process so far."""
     first: dict[str, float] = {}
     for jobs in sorted(map(int, arguments(__doc__, {"jobs": ("300,1000", "20,40")}).jobs.split(","))):
         with tempfile.TemporaryDirectory() as folder:

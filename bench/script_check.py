@@ -1,11 +1,11 @@
-"""Measure the reading of training scripts against Python's own compiler, on this machine, in one run.
+"""Measure the reading of training scripts against Python's compiler, on this machine, in one run.
 
     python bench/script_check.py [--rounds 3]
 
-Prints, over the shipped trainers, which are far longer than usual scripts, the CPU seconds of one reading with the
-tables of released libraries (aim 0.5 s at the median), and their ratio to those of `compile`. Then, over one small
-script that names no repo, the CPU seconds of whole commands in ratio to those of `python -m py_compile` (aim 3 for the
-check): each round runs all of them, one after the other.
+Prints the CPU seconds of reading a shipped trainer, which is far longer than a usual script, with the tables of
+released libraries (aim 0.5 s at the median), and their ratio to `compile`. Then prints CPU seconds of whole commands
+over one small script that names no repo, and their ratio to `python -m py_compile` (aim 3 for the check). Each round
+runs all commands, one after the other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COMMANDS = {"a check": CHECK, "status": "status", "search": "search NCCL", "--ve
 
 
 def seconds_of(argv: list[str], folder: Path) -> float:
-    """Return the CPU seconds of a command and of what it starts."""
+    """Return the CPU seconds of a command and its child processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     env = {**os.environ, "GPUWARDEN_HOME": str(folder / "home")}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run compiles every module

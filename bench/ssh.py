@@ -1,20 +1,19 @@
-"""Measure the SSH backend against the system's own tools, on this machine, in one run.
+"""Measure the SSH backend against the system's ssh, rsync and scp, on this machine, in one run.
 
     python bench/ssh.py [--gib 0.25] [--files 1000] [--rounds 3] [--folder DIR] [--only status,push,pull]
 
-Prints ratios: at most 1.0 for a status check of ten jobs against one `ssh` exec over a ControlMaster, at most 1.1 for
-pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`. Those are
-measured twice: as they are, and with the cipher that our own transfers ask for (aes128-gcm).
+Prints ratios. The aim is at most 1.0 for a status check of ten jobs against one `ssh` exec over a ControlMaster, and at
+most 1.1 for pushes and pulls, of one large file and of many small ones, against the better of `rsync -a` and `scp -r`.
+The peers are measured twice: with their defaults, and with the cipher of our transfers (aes128-gcm).
 
-Every round runs all of them, one after the other, each over its own connection, and each once what the one before
-left unwritten is on the disk. A ratio is the median over the rounds of our time to the better peer's in the same round.
-Ours includes the search for a Python on the machine, for a pull the listing, a sha256 of every file on both sides, and
-that all is durable at the end; its peers do nothing of that. So a third line compares with `rsync --fsync`, which
-promises the last of these. Both ends share this machine's processors, so hashing on both sides costs here what it
-would hide between two machines. "Again" is the same over the connection that is there already.
+Every round runs all commands, one after the other. Each has a separate connection and starts after a sync of the disk.
+A ratio is the median over the rounds of our time divided by the better peer's time in the same round. Our time includes
+the search for a Python on the machine, the listing (for a pull), a sha256 of every file on both sides, and an fsync at
+the end; the peers do none of these. So a third line compares with `rsync --fsync`. Both ends share this machine's
+processors, so hashing on both sides costs time that two machines would hide. "Again" reuses the existing connection.
 
-A busy machine stretches all of these times, but hardly the time that the processors work, which is shown too on Linux,
-of both sides together. Needs sshd, ssh, scp and rsync; everything listens on loopback.
+Load on the machine increases all of these times, but hardly the processor time, which is also shown on Linux, as the
+sum of both sides. Needs sshd, ssh, scp and rsync; all servers listen on loopback.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def timed(argv: list[str]) -> float:
-    """Seconds that a command takes, from an idle disk on."""
+    """Return the seconds that a command takes after a sync of the disk."""
     os.sync()
     start = time.perf_counter()
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -64,7 +63,7 @@ def timed(argv: list[str]) -> float:
 
 
 async def atimed(work: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that a coroutine takes, from an idle disk on."""
+    """Return the seconds that a coroutine takes after a sync of the disk."""
     os.sync()
     start = time.perf_counter()
     await work()
@@ -72,7 +71,7 @@ async def atimed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float, unit: float = 1.0) -> None:
-    """Print for each of ours the median of its ratios to the better peer of the same round."""
+    """Print for each of our variants the median of its ratios to the better peer of the same round."""
     best = [min(round_) for round_ in zip(*(times[name] for name in peers), strict=True)]
     fastest = min(peers, key=lambda name: statistics.median(times[name]))
     peer = f"{fastest} {statistics.median(times[fastest]) * unit:.2f}"
@@ -83,17 +82,17 @@ def show(what: str, times: dict[str, list[float]], peers: list[str], aim: float,
 
 
 class Processors:
-    """Seconds of processor time of this process, of the clients that it starts, and of the server's side."""
+    """Seconds of processor time of this process, of its client processes, and of the server's side."""
 
     def __init__(self, server: int) -> None:
         self.server = server
         self.spent: dict[str, list[list[float]]] = {}
-        # A client in the background becomes a child of this process, and so is counted once it ended.
+        # A background client becomes a child of this process, so it is counted when it has ended.
         self.known = sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Count what a block spends, all connections of which end in it."""
+        """Count the processor time of a block. All its connections must end in it."""
         before = self.read()
         yield
         if self.known:
@@ -102,7 +101,7 @@ class Processors:
             self.spent.setdefault(name, []).append(spent)
 
     def read(self) -> list[float]:
-        """Return what was spent up to now, here, by clients and by the server's side."""
+        """Return the processor time so far of this process, of the clients and of the server's side."""
         if not self.known:
             return []
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -111,7 +110,7 @@ class Processors:
         return [time.process_time(), ended.ru_utime + ended.ru_stime, far]
 
     def settle(self) -> None:
-        """Wait until both sides have no process but the server."""
+        """Wait until the server is the only process of both sides."""
         for parent in (self.server, os.getpid()) if self.known else ():
             self.wait(parent)
 
@@ -130,7 +129,7 @@ class Processors:
         raise AssertionError(f"process {parent} still has children: {words}")
 
     def show(self) -> None:
-        """Print the processor time of both sides: ours against the least of its peers."""
+        """Print the processor time of both sides: ours against the peer with the least."""
         totals = {name: statistics.median(map(sum, spent)) * 1000 for name, spent in self.spent.items()}
         peers = [name for name in totals if not name.startswith("ours")]
         for name in [n for n in totals if n.startswith("ours")]:
@@ -141,7 +140,7 @@ class Processors:
 
 
 class Bench:
-    """One server, one backend, and the words for the system's clients."""
+    """One server, one backend, and the command lines of the system's clients."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -153,7 +152,7 @@ class Bench:
         self.ssh = ["ssh", "-F", str(self.server.config), "-o", "StrictHostKeyChecking=no"]
 
     async def status(self, rounds: int) -> None:
-        """Ten finished jobs in one poll, against one exec of `true` over a ControlMaster."""
+        """Measure one poll of ten finished jobs against one exec of `true` over a ControlMaster."""
         handles = [await self.backend.submit(shell("true"), self.place, f"s-{n}", secrets={}) for n in range(10)]
         for handle in handles:
             await ended(self.backend, handle)
@@ -167,11 +166,12 @@ class Bench:
         finally:
             timed([*self.ssh, "-O", "exit", "-o", control, "box"])
             await self.backend.aclose()
-        self.processors.settle()  # else the first client that is counted has these connections' time too
+        self.processors.settle()  # else the time of these connections is counted for the first client
+
         show("status of 10 jobs (ms)", times, ["ssh ControlMaster"], 1.0, 1000)
 
     async def pull(self, what: str, text: str, token: str, rounds: int) -> None:
-        """One job's output by our pull, rsync and scp, interleaved."""
+        """Measure the pull of one job's output by ours, rsync and scp, interleaved."""
         handle = await self.backend.submit(shell(text, outputs=["o"], timeout_s=900), self.place, token, secrets={})
         await until(self.backend, handle, lambda o: o.ended_at is not None)
         await self.backend.aclose()
@@ -194,7 +194,7 @@ class Bench:
         self.both(what, times)
 
     async def push(self, what: str, text: str, token: str, rounds: int) -> None:
-        """A folder by our push, rsync and scp, interleaved."""
+        """Measure the push of a folder by ours, rsync and scp, interleaved."""
         here = self.folder / token
         here.mkdir()
         timed(["sh", "-c", f"cd {here} && {text}"])
@@ -217,14 +217,14 @@ class Bench:
         self.both(what, times)
 
     def both(self, what: str, times: dict[str, list[float]]) -> None:
-        """The ratios to the peers as they are, with our cipher, and with our durability."""
+        """Print the ratios to the peers with their defaults, with our cipher, and with fsync."""
         show(what, times, ["rsync -a", "scp -r"], 1.1)
         show("  peers with our cipher", times, ["rsync -a, gcm", "scp -r, gcm"], 1.1)
         show("  a peer whose files are durable too", times, ["rsync -a --fsync"], 1.1)
         self.processors.show()
 
     def peers(self) -> dict[str, list[str]]:
-        """The system's own tools, as they are and with our cipher."""
+        """Return the command lines of the peers, with their defaults and with our cipher."""
         rsh, gcm = " ".join(self.ssh), "-c aes128-gcm@openssh.com"
         return {
             "rsync -a": ["rsync", "-a", "-e", rsh],
@@ -236,7 +236,7 @@ class Bench:
 
     @contextmanager
     def target(self, name: str) -> Iterator[Path]:
-        """A new folder's path. Many small files are left lying: ext4 is slow to make files where many just went."""
+        """Yield a new folder's path. Small files are not deleted: ext4 creates files slowly after many deletions."""
         target = self.folder / name
         yield target
         for large in target.rglob("large"):
@@ -252,8 +252,9 @@ class Bench:
 
 
 async def main(gib: float, files: int, rounds: int, only: str, folder: Path) -> None:
-    """The lines that are asked for."""
-    gc.freeze()  # as a server does, so that the collector doesn't look through what the tests' helpers loaded
+    """Run the selected measurements."""
+    gc.freeze()  # as a server does, so that the collector skips the objects that the test kits loaded
+
     with tempfile.TemporaryDirectory(dir=folder) as name:
         bench = Bench(Path(name))
         try:

@@ -1,6 +1,6 @@
 """`python -m evals`: self-test, scoring, comparison, reports and exports.
 
-Exit codes: 0 everything passed; 1 a fault or a regression; 2 something that was given can't be used; 3 undecidable.
+Exit codes: 0 everything passed; 1 a fault or a regression; 2 an invalid input; 3 undecidable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_POLICY
-    except BrokenPipeError:  # `| head`: whoever read has seen enough
+    except BrokenPipeError:  # such as `| head`: the reader closed the pipe
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
         return Exit.PASS
 
@@ -81,7 +81,7 @@ def cmd_cases(_: Args) -> int:
 def cmd_check(args: Args) -> int:
     """Score one transcript file against one case."""
     case = _case(args.case)
-    if args.world is None and is_script(args.file):  # a witness brings its end state along
+    if args.world is None and is_script(args.file):  # a witness contains its end state
         script = read_script(args.file)
         transcript = script.transcript()
         trials = [Trial(case.id, 1, score(case, transcript, end=script.end_state()), transcript)]
@@ -127,7 +127,7 @@ def cmd_uplift(args: Args) -> int:
 
 
 def cmd_plan(args: Args) -> int:
-    """Say for each trial of a run whether it can be reused, has to be scored again, or run again."""
+    """Print for each trial of a run whether it can be reused, must be scored again, or must be run again."""
     cases, run = load_cases(), read_run(args.run)
     worlds, pack = load_worlds(cases), of_pack(HERE.parent)
     model = run.model if args.model is None else args.model
@@ -139,17 +139,17 @@ def cmd_plan(args: Args) -> int:
 
 
 def cmd_tools(args: Args) -> int:
-    """Say whether tools.json is what the server shows now; with --write make it so."""
+    """Check whether tools.json matches the tools of the server; with --write, update it."""
     now = as_text(schemas(shown([sys.executable, "-m", "gpuwarden", "mcp"], dict(os.environ))))
     if args.write:
         _write(HERE / "tools.json", now)
     same = now == (HERE / "tools.json").read_text("utf-8")
-    print("tools.json is what the server shows" if same else "tools.json is old: python -m evals tools --write")
+    print("tools.json matches the server" if same else "tools.json is out of date: python -m evals tools --write")
     return Exit.PASS if same else Exit.REGRESSION
 
 
 def cmd_export(args: Args) -> int:
-    """Write a transcript as ATIF or in our own form."""
+    """Write a transcript as ATIF or in the canonical format."""
     from evals.transcripts.canonical import dump
 
     for transcript in read(args.file, format=args.format, bare=args.bare):
@@ -161,7 +161,7 @@ def cmd_export(args: Args) -> int:
 
 
 def cmd_run(args: Args) -> int:
-    """Play an agent through worlds, with the server's gates or raw, and print what came of it."""
+    """Play an agent through worlds, with the server's gates or without them, and print the outcome."""
     cases = load_cases()
     worlds = load_worlds(cases)
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
@@ -170,7 +170,7 @@ def cmd_run(args: Args) -> int:
     setup: Setup | None = None
     if is_real(args.agent):
         if args.stage == outcome.RAW:
-            raise EvalError("the raw stage has no server for a real agent to call", "Leave --stage out")
+            raise EvalError("a real agent needs a server, and the raw stage has none", "Omit --stage")
         hide_memory()
         setup = from_flags(args)
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
@@ -180,7 +180,7 @@ def cmd_run(args: Args) -> int:
     for trial in trials if args.verbose else ():
         print(f"{trial.score.verdict.value}\t{trial.case}\t{trial.n}\t{trial.score.why}")
     print("\n".join(outcome.by_cluster(done, trials, cases)))
-    print(f"\nThe trials are in {folder}; `python -m evals score {folder}` says more.")
+    print(f"\nThe trials are in {folder}; `python -m evals score {folder}` prints the details.")
     summary = summarize(done, trials, cases)
     if summary.undecidable:
         return Exit.UNDECIDABLE
@@ -188,7 +188,7 @@ def cmd_run(args: Args) -> int:
 
 
 def cmd_evidence(args: Args) -> int:
-    """Play every scripted agent through every world, with gates and without, and print the table of the README."""
+    """Play every scripted agent through every world, with and without gates, and print the table for the README."""
     cases = load_cases()
     folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
     text = evidence.table(folder, cases, load_worlds(cases), jobs=args.jobs)
@@ -202,7 +202,7 @@ def cmd_evidence(args: Args) -> int:
 
 
 def cmd_judge(args: Args) -> int:
-    """Measure a judge against people's labels."""
+    """Compare a judge with human labels."""
     value, n = agreement(judge(shlex.split(args.judge)), args.labels)
     print(f"kappa {'undefined' if value is None else f'{value:.2f}'} over {n} answers")
     return Exit.PASS if value is not None else Exit.UNDECIDABLE
@@ -228,12 +228,12 @@ def _write(path: Path, text: str) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: give a number of 1 or more")
     return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m evals", description="Score what agents did with GPUs.")
+    parser = argparse.ArgumentParser(prog="python -m evals", description="Score how agents used GPUs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[Args], int]) -> argparse.ArgumentParser:
@@ -243,8 +243,8 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_file(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("file", type=Path)
-        sub.add_argument("--format", choices=formats(), help="recognised by itself where this is left out")
-        sub.add_argument("--bare", help="the server that plain tool names belong to, where there is one only")
+        sub.add_argument("--format", choices=formats(), help="detected automatically by default")
+        sub.add_argument("--bare", help="the server that plain tool names belong to, if there is only one")
 
     add("selftest", cmd_selftest)
     add("cases", cmd_cases)
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     outputs: dict[str, Any] = {"json": "every trial", "markdown": "tables", "html": "one page", "inspect": "a log"}
     for name, words in outputs.items():
         score.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {words}")
-    score.add_argument("--judge", help="a command that answers questions on standard input")
+    score.add_argument("--judge", help="a command that reads questions on standard input and answers them")
     score.add_argument("--scripted", action="store_true", help="mark the agent as scripted in the HTML page")
     both = add("compare", cmd_compare)
     both.add_argument("before", type=Path)
@@ -265,8 +265,8 @@ def _parser() -> argparse.ArgumentParser:
     add("uplift", cmd_uplift).add_argument("runs", type=Path, nargs="+")
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
-    todo.add_argument("--model", help="the model in use now; the run's own where left out")
-    add("tools", cmd_tools).add_argument("--write", action="store_true", help="write the file again")
+    todo.add_argument("--model", help="the current model; by default that of the run")
+    add("tools", cmd_tools).add_argument("--write", action="store_true", help="rewrite the file")
     export = add("export", cmd_export)
     add_file(export)
     export.add_argument("--to", choices=("atif", "canonical"), default="atif")
@@ -274,10 +274,10 @@ def _parser() -> argparse.ArgumentParser:
     play = add("run", cmd_run)
     play.add_argument("cases", nargs="*", metavar="CASE")
     play.add_argument("--agent", required=True, choices=agents())
-    play.add_argument("--stage", choices=stages(), default="gated", help="raw: the same worlds without gates")
+    play.add_argument("--stage", choices=stages(), default="gated", help="raw: without gates")
     play.add_argument("--all", action="store_true", help="every case")
-    play.add_argument("--trials", type=_count, default=1, metavar="N", help="of each case")
-    play.add_argument("-v", "--verbose", action="store_true", help="a line for each trial")
+    play.add_argument("--trials", type=_count, default=1, metavar="N", help="trials of each case")
+    play.add_argument("-v", "--verbose", action="store_true", help="print a line for each trial")
     add_flags(play.add_argument_group("real agents", "claude, codex and endpoint; see README.md, 'Agents'"))
     proof = add("evidence", cmd_evidence)
     proof.add_argument(
@@ -286,10 +286,8 @@ def _parser() -> argparse.ArgumentParser:
         help="put the table into README.md, and each trial into evals/evidence.jsonl",
     )
     for sub in (play, proof):
-        sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="trials at a time")
-        sub.add_argument(
-            "--out", type=Path, metavar="DIR", help="the run's folder; a run that is there is gone on with"
-        )
+        sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="number of concurrent trials")
+        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; an existing run in it is continued")
     labels = add("judge", cmd_judge)
     labels.add_argument("labels", type=Path)
     labels.add_argument("--judge", required=True)

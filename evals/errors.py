@@ -1,12 +1,12 @@
-"""The one exception of this package: something a maintainer wrote can't be used, and what to do about it."""
+"""The only exception of this package, for invalid input from a maintainer."""
 
 from __future__ import annotations
 
 
 class EvalError(Exception):
-    """A case, world, witness, run or option that can't be used. `remedy` says what to do next.
+    """A case, world, witness, run or option that can't be used. `remedy` is the next step.
 
-    It is never raised for what an agent did or what a transcript contains: those are problems of a trial.
+    It is never raised for the acts of an agent or the content of a transcript: those are problems of a trial.
     """
 
     def __init__(self, message: str, remedy: str, *, file: object = None, line: int | None = None) -> None:

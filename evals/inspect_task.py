@@ -1,9 +1,9 @@
-"""The cases as a task of Inspect AI: its models and its loop, our worlds and our verdict.
+"""Run the cases as a task of Inspect AI, with its models and loop, and with this package's worlds and verdicts.
 
     inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
 
-Trials are played and scored as all others are: the runner opens the world and seals the calls, and what it writes is
-kept in `-T folder=RUN`, where `python -m evals score RUN` reads it too. Nothing else of this package imports this file.
+Trials are played and scored like all others: the runner opens the world, seals the calls, and writes to `-T
+folder=RUN`, which `python -m evals score RUN` also reads. No other module of this package imports this one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # Inspect loads a task by its path
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # because Inspect loads a task by its path
 
 import anyio.from_thread
 import anyio.to_thread
@@ -45,7 +45,7 @@ from evals.transcripts.export_inspect import SCORER
 
 EXTRA_TURNS = 20
 MOST_INFRA = 0.05
-"""More trials than this share may not die of something else than the agent: the run would say nothing."""
+"""Maximum share of trials that may die for reasons other than the agent; above it, the run is inconclusive."""
 
 
 @task
@@ -57,7 +57,10 @@ def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pac
 
 
 def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
-    """Return the cases of some ids and clusters; all where none is named. Raises EvalError for an unknown name."""
+    """Return the cases with these ids and clusters; all cases if none is named.
+
+    Raises EvalError for an unknown name.
+    """
     found = dict(cases) if not wanted else {}
     for name in filter(None, (part.strip() for part in wanted.split(","))):
         fitting = {c.id: c for c in cases.values() if name in (c.id, c.cluster)}
@@ -81,7 +84,7 @@ def make_task(
 
 @dataclass(frozen=True)
 class Stand:
-    """The state that solver and scorer share."""
+    """The state shared by solver and scorer."""
 
     run: Run
     cases: dict[str, Case]
@@ -103,7 +106,8 @@ def in_world(stand: Stand) -> Solver:
             anyio.from_thread.run(partial(Conversation(state, recorder, offer, stand.pack).run))
 
         world = stand.worlds[case.world]
-        # The runner's code waits for processes; it gets a thread, and the talk with the model comes back to this loop.
+        # The runner's code blocks on processes, so it runs in a thread. The conversation with the model runs in this
+        # loop.
         await anyio.to_thread.run_sync(runner.trial, case, world, state.epoch, folder, play, stand.open_scene)
         return state
 
@@ -112,7 +116,10 @@ def in_world(stand: Stand) -> Solver:
 
 @scorer(metrics=[accuracy(), stderr()], name=SCORER)
 def gpuwarden_evals(stand: Stand) -> Scorer:
-    """Return a scorer with our verdict. A trial whose world or model died has none: it is an error of the sample."""
+    """Return a scorer that gives the trial's verdict.
+
+    If the world or the model died, the sample gets an error instead.
+    """
 
     async def score(state: TaskState, target: Target) -> Score:
         trial = score_trial(stand.run, stand.cases[str(state.sample_id)], state.epoch)
@@ -127,7 +134,7 @@ def gpuwarden_evals(stand: Stand) -> Scorer:
 
 
 class Conversation:
-    """One talk of a model with the server."""
+    """One session of a model with the server."""
 
     def __init__(self, state: TaskState, recorder: Recorder, offer: Shown, pack: Pack) -> None:
         self.state, self.recorder, self.offer, self.pack = state, recorder, offer, pack
@@ -135,7 +142,7 @@ class Conversation:
         self._reached = 0
 
     async def run(self) -> None:
-        """Take turns until there are no calls. Raises LimitReached where the loop does not end."""
+        """Take turns until the model makes no call. Raises LimitReached if it never stops."""
         system_text = system(self.offer, self.pack)
         self.state.messages = [ChatMessageSystem(content=system_text), ChatMessageUser(content=self.recorder.prompt)]
         tools = [self._tool(t["name"], t.get("description", ""), t["inputSchema"]) for t in self.offer.tools]
@@ -145,12 +152,12 @@ class Conversation:
             for _ in range(self.recorder.max_calls + EXTRA_TURNS):
                 if not await self._turn(tools):
                     return
-        except LimitExceededError as error:  # a limit that was given to Inspect
+        except LimitExceededError as error:  # one of Inspect's own limits
             raise LimitReached from error
         raise LimitReached
 
     async def _turn(self, tools: list[ToolDef]) -> bool:
-        """Play one turn of the model and answer its calls. Return whether it made any."""
+        """Play one turn of the model and answer its calls. Return whether it made calls."""
         output = await get_model().generate(self.state.messages, tools)
         self.state.output = output
         self.state.messages.append(output.message)
@@ -164,7 +171,7 @@ class Conversation:
         before = self._reached
         answers = (await execute_tools(self.state.messages, tools)).messages
         self.state.messages += answers
-        # Calls that Inspect turned away (an unknown tool, arguments that don't fit) were made all the same.
+        # Also record the calls that Inspect rejected (an unknown tool, invalid arguments): the model did make them.
         calls = {call.id: call for call in output.message.tool_calls}
         failed = [(m, m.error) for m in answers if isinstance(m, ChatMessageTool) and m.error is not None]
         turned_away = [(m.tool_call_id or "", error) for m, error in failed if error.type == "parsing"]

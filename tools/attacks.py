@@ -1,12 +1,11 @@
-"""Run every test that plays an attack, and every platform's own client against its emulator, and print what came of
-each, as a table in Markdown.
+"""Run every attack test, and every platform's own client against its emulator, and print the outcomes in Markdown.
 
     python tools/attacks.py [PYTEST ARGUMENTS...]
 
-A test declares what its attacker does: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures
-that a test records with `record_property("figure", ...)` are shown in its row. A client's tests are those of a file
-`test_*clients*.py` that need the real part. The exit code is 1 where an attack came through or a client failed,
-and 2 where one could not be tried.
+A test declares its attack: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures that a test
+records with `record_property("figure", ...)` are shown in its row. The client tests are the tests in files
+`test_*clients*.py` that need the real client. The exit code is 1 if an attack succeeded or a client failed, and 2 if
+a test was skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Attack:
 
     @property
     def outcome(self) -> str:
-        """Return the outcome in a word, with counts where there are several cases."""
+        """Return the outcome as a short phrase, with counts if the attack has several cases."""
         if self.broke:
             return f"**broke** in {len(self.broke)} of {self.held + len(self.broke)}"
         if not self.held:
@@ -61,13 +60,13 @@ class Outcomes:
         self.clients: dict[tuple[str, str], Attack] = {}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Choose the tests whose properties declare something to the table."""
+        """Select the tests that declare an attack or a client."""
         chosen = [item for item in items if {"attack", "client"} & {name for name, _ in item.user_properties}]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one test, whichever worker ran it. `tests/conftest.py` puts the marker among its properties."""
+        """Count one test of any worker. `tests/conftest.py` copies the marker into the test's properties."""
         declared = next(((n, value) for n, value in report.user_properties if n in {"attack", "client"}), None)
         if declared is None or (report.passed and report.when != "call"):
             return
@@ -95,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(attacks: list[Attack]) -> str:
-    """Return the table: an area's title, then a row for each attack in alphabetical order."""
+    """Return the table: for each area a title, then a row for each attack in alphabetical order."""
     areas: dict[str, list[Attack]] = defaultdict(list)
     for attack in attacks:
         areas[attack.area].append(attack)

@@ -1,9 +1,9 @@
-"""Build the tables of members: which names of modules and members of classes not every release has.
+"""Build the tables of members: names in modules and members of classes that some releases lack.
 
     python tools/build_members.py --wheels FOLDER [--only PACKAGE ...]
 
-Reads the wheels that `tools/build_signatures.py` downloads, and writes one table a package to
-`references/signatures/members/`. The same list gives the same bytes.
+Reads the wheels that `tools/build_signatures.py` downloads, and writes one table for each package to
+`references/signatures/members/`. The output is deterministic for a list of releases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from signature_tables.members import Text, changes, read_text
 from signature_tables.wheels import python_files, wheel
 
 BULK = re.compile(r"transformers/models/|diffusers/(pipelines|modular_pipelines|models)/|torch/")
-"""Of these files the attributes that methods assign are left out."""
+"""Attributes that methods assign are left out for these files."""
 LEFT_OUT = re.compile(
     r"torch/(_inductor|_dynamo|_refs|_decomp|_export|ao|fx|onnx|jit|quantization|distributions|include)/"
 )
@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(
 def main() -> int:
     """Write the tables."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="where wheels are kept between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     args = ask.parse_args()
     releases: dict[str, list[str]] = json.loads((FOLDER / "releases.json").read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def build(package: str, versions: list[str], wheels: Path) -> bytes:
 
 
 def texts_of(package: str, path: Path, memo: dict[str, Text]) -> dict[str, Text]:
-    """Return the modules of a wheel; `memo` keeps what was read of a file, as most are the same in the next release."""
+    """Return the modules of a wheel; `memo` caches files, because most are the same in the next release."""
     rename = ("pytorch_lightning", "lightning.pytorch")
     found: dict[str, Text] = {}
     for file, key, text in python_files(package, path, LEFT_OUT):

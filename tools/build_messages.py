@@ -1,10 +1,10 @@
-"""Build the tables of messages: what each release raises and warns with, and in which file.
+"""Build the tables of messages: the errors and warnings of each release, by file.
 
     python tools/build_messages.py --wheels FOLDER [--only PACKAGE ...]
     python tools/build_messages.py --list
 
-Reads the wheels that `tools/build_signatures.py` downloads, and writes one table a package to
-`references/signatures/messages/`. `--list` prints how many messages an entry's signature matches, and those without.
+Reads the wheels that `tools/build_signatures.py` downloads, and writes one table for each package to
+`references/signatures/messages/`. `--list` prints how many messages match an entry's signature, and the others.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TABLES = FOLDER / "messages"
 
 
 def main() -> int:
-    """Write the tables, or list what no entry explains."""
+    """Write the tables, or list the messages without an entry."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, help="where wheels are kept between runs")
+    ask.add_argument("--wheels", type=Path, help="folder that keeps the wheels between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     ask.add_argument("--list", action="store_true")
     args = ask.parse_args()
@@ -51,7 +51,7 @@ _memo: dict[str, set[Message]] = {}
 
 
 def _read(package: str, version: str, wheels: Path) -> dict[str, set[Message]]:
-    """Return the messages of a release by file; most files are the same in the next release."""
+    """Return the messages of a release by file. Files are cached: most are the same in the next release."""
     former, begins = FORMER.get(package, ("", "-"))
     source = former if version.startswith(begins) else package
     found: dict[str, set[Message]] = {}
@@ -64,7 +64,7 @@ def _read(package: str, version: str, wheels: Path) -> dict[str, set[Message]]:
 
 
 def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]]) -> dict[str, Any]:
-    """Return, for each file, its messages with the first and the last release that has each."""
+    """Return the messages of each file, each with its first and its last release."""
     files: dict[str, dict[Message, list[int]]] = {}
     for number, release in enumerate(releases):
         for file, messages in release.items():
@@ -80,7 +80,7 @@ def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]
 
 
 def listed() -> int:
-    """Print how many messages of the newest releases an entry's signature matches, and those without."""
+    """Print how many messages of the newest releases match an entry's signature, and the others."""
     signatures = [(literal_of(p), compiled_signature(p)) for g in shipped().gotchas.values() for p in g.signatures]
     for path in sorted(TABLES.glob("*.json.xz")):
         content = json.loads(lzma.decompress(path.read_bytes()))

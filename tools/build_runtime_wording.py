@@ -1,10 +1,10 @@
-"""List the signatures whose words a language runtime, a shell, the C library or pip prints for any program.
+"""List the signatures that match generic messages of a language runtime, a shell, the C library or pip.
 
     python tools/build_runtime_wording.py > server/gpuwarden/knowledge/runtime_wording.txt
 
-The messages are harvested on this machine: strings of the interpreter and of the shells, errors and signals of the C
-library, and what Python's library and pip raise. A signature is of a runtime's wording when all its fixed parts are in
-one such message. Shells compose theirs, so for a shell each part may come from another message.
+The messages are collected on this machine: strings of the interpreter and of the shells, errors and signals of the C
+library, and exceptions of Python's library and pip. A signature is listed if one such message contains all its fixed
+parts. Shells compose their messages, so for a shell each part may come from another message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def binary(path: Path) -> set[str]:
 
 
 def template(node: ast.expr) -> str:
-    """Return the text that an expression builds, with {} for what it fills in; empty for anything but a text."""
+    """Return the text that an expression builds, with {} for filled-in values; empty if it does not build text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -52,7 +52,7 @@ def template(node: ast.expr) -> str:
 
 
 def raised(root: Path) -> Iterator[str]:
-    """Yield the templates of what the modules below a folder raise or log."""
+    """Yield the templates of messages that the modules below a folder raise or log."""
     for path in root.rglob("*.py"):
         if _SKIPPED & {*path.relative_to(root).parts}:
             continue
@@ -82,7 +82,7 @@ def harvest() -> dict[str, list[str]]:
 
 
 def covers(messages: dict[str, list[str]], fixed: list[str], choices: list[str]) -> bool:
-    """Return whether one program prints all fixed parts of a signature and some program each of its alternatives."""
+    """Return whether one program prints all fixed parts of a signature, and any program each of its alternatives."""
     whole = {name: "\n".join(texts) for name, texts in messages.items()}
     one = any(all(part in text for part in fixed) for texts in messages.values() for text in texts)
     composed = any(all(_composed(part, whole[shell]) for part in fixed) for shell in SHELLS)

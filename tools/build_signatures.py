@@ -1,9 +1,10 @@
-"""Build the tables of signatures: which names and arguments each released version of a training library has.
+"""Build the tables of signatures: the names and arguments of each released version of a training library.
 
     python tools/build_signatures.py --wheels FOLDER [--only PACKAGE ...]
 
 Downloads the releases that `references/signatures/releases.json` lists into FOLDER, reads them as text, and writes
-one table a package beside the list. The same list gives the same bytes. To add a release, add it to the list.
+one table for each package beside the list. The output is deterministic for a list. To add a release, add it to the
+list.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from signature_tables.wheels import modules_of, wheel
 
 FOLDER = Path(__file__).resolve().parent.parent / "references" / "signatures"
 FORMER = {"lightning": ("pytorch-lightning", "1.")}
-"""The name under which a package released its first versions, and how those begin."""
+"""package -> (the name of its first releases, the prefix of their versions)"""
 
 
 def main() -> int:
     """Write the tables."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="where wheels are kept between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     args = ask.parse_args()
     args.wheels.mkdir(parents=True, exist_ok=True)
@@ -42,10 +43,10 @@ def main() -> int:
 
 def build(package: str, versions: list[str], wheels: Path) -> bytes:
     """Return the compressed table of a package's releases."""
-    # What was read of a file stays right until the reader changes.
+    # The cache of a file is valid until the reader changes.
     reader = hashlib.sha256(Path(modules.__file__).read_bytes()).hexdigest()[:12]
     kept = wheels / f"{package}.{reader}.read"
-    memo: dict[str, bytes] = pickle.loads(kept.read_bytes()) if kept.exists() else {}  # noqa: S301 - written by this very command
+    memo: dict[str, bytes] = pickle.loads(kept.read_bytes()) if kept.exists() else {}  # noqa: S301 - written by this command
     found = []
     for version in versions:
         former, begins = FORMER.get(package, ("", "-"))

@@ -3,7 +3,7 @@
     python tools/build_site.py
 
 Pages are written into build/pages/ and rendered by Zensical in strict mode. Then every link and anchor of the result is
-followed. The exit code is 1 on a warning or a broken link.
+checked. The exit code is 1 if there is a warning or a broken link.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ HEADING = re.compile(r"^## +([A-Z][A-Z0-9-]*-\d{3})\b.*$", re.MULTILINE)
 ID = re.compile(r"(?<![\w#\[`/-])([A-Z][A-Z0-9]*(?:-[A-Z]+)?-\d{3})(?![\w\]-])")
 FILE = re.compile(r"`([a-z-]+\.md)`")
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-LOADS = {"tensors": "in a process of its own", "parsed": "by parsing all of it", "": "no"}
+LOADS = {"tensors": "in a separate process", "parsed": "by parsing the complete file", "": "no"}
 Nav = list[dict[str, object]]
 
 
@@ -138,7 +138,7 @@ class Pages:
         return place
 
     def relinked(self, text: str, source: str) -> str:
-        """Return the text of a file of the repository with links, page names and ids that lead to the site's pages."""
+        """Return the text of a repository file with its links, page names and ids pointing to the site's pages."""
         place = self.places[source]
         parts = FENCED.split(text)
         return "".join(p if n % 2 else self._linked(p, source, place) for n, p in enumerate(parts))
@@ -160,7 +160,7 @@ class Pages:
         return "\n".join(line if line.startswith("#") else ID.sub(entry, FILE.sub(page, line)) for line in lines)
 
     def reference(self, page: Page) -> dict[str, object]:
-        """Write a page of the references; return its place in the navigation."""
+        """Write a page of the references; return its navigation entry."""
         source = f"references/{page.path}"
         body = COMMENT.sub("", page.body)
         for entry in (e for e in self.catalogue.gotchas.values() if e.page == page.path):
@@ -175,7 +175,7 @@ class Pages:
     def profiles(self) -> Nav:
         """Write the platforms' pages and their index."""
         nav: Nav = ["profiles/index.md"]  # type: ignore[list-item]
-        rows = ["# Platforms", "", "What each platform keeps, bills and deletes, and where each fact comes from.", ""]
+        rows = ["# Platforms", "", "Storage, billing and deletion on each platform, and the source of each fact.", ""]
         for file in sorted(ROOT.glob("profiles/*.md")):
             source = f"profiles/{file.name}"
             front = read_front_matter(file.read_text("utf-8"), name=file.name)
@@ -187,7 +187,7 @@ class Pages:
 
     def formats(self) -> str:
         """Write the page of checkpoint formats and folder layouts from their modules."""
-        text = "# Checkpoint formats\n\nWhat `verify_checkpoint` reads. None of it runs code that a file brings.\n"
+        text = "# Checkpoint formats\n\nThe formats that `verify_checkpoint` reads. It never runs code from a file.\n"
         for kind, title in (("formats", "Files"), ("layouts", "Folders")):
             text += f"\n## {title}\n"
             for file in sorted((PACKAGE / "checkpoints" / kind).glob("[a-z]*.py")):
@@ -208,12 +208,12 @@ class Pages:
 
 
 def relative(place: str, of: str) -> str:
-    """Return the link to a page from another page."""
+    """Return the relative link to a page from another page."""
     return posixpath.relpath(place, posixpath.dirname(of) or ".")
 
 
 def told(entry: Gotcha) -> str:
-    """Return an entry's facts as text for a reader."""
+    """Return an entry's facts as Markdown."""
     facts = {"Symptom": entry.symptom, "Cause": entry.cause, "Fix": entry.fix}
     parts = ["", *(f"**{name}.** {plain(text)}" for name, text in facts.items())]
     if entry.examples:
@@ -226,7 +226,7 @@ def told(entry: Gotcha) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text in which Markdown finds no marks but code."""
+    """Return a text with all Markdown characters escaped except in code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if n % 2 else re.sub(r"([\\*_\[\]<>#|])", r"\\\1", p) for n, p in enumerate(parts))
 
@@ -241,7 +241,7 @@ class Anchors(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Collect ids, and what the page links to or loads."""
+        """Collect the ids, and the links and sources of the page."""
         for key, value in attrs:
             if key in {"id", "name"} and value:
                 self.ids.add(value)
@@ -250,7 +250,7 @@ class Anchors(HTMLParser):
 
 
 def broken_links(site: Path) -> Iterator[str]:
-    """Yield `page: link` for every internal link or anchor of a built site that leads nowhere."""
+    """Yield `page: link` for every internal link or anchor of a built site without a target."""
     pages = {file: Anchors(file.read_text("utf-8")) for file in sorted(site.rglob("*.html"))}
     for file, page in pages.items():
         for link in sorted(page.links) if file.name != "404.html" else ():

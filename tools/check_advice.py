@@ -1,10 +1,10 @@
-"""Compare the dates on which arguments are said to be gone with the released wheels.
+"""Check the recorded removal dates of arguments against the released wheels.
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates are those of `static_analysis/signatures/advice.py`, and of the tables for each argument with advice there.
-For each date, the last release with the argument and the first one without it are downloaded into FOLDER and read as
-text. Exit code 1: a date is wrong.
+The dates come from `static_analysis/signatures/advice.py`, and from the tables for each argument with advice in it. For
+each date, the last release with the argument and the first release without it are downloaded into FOLDER and read as
+text. The exit code is 1 if a date is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CLASS = re.compile(r"\w*(?:Trainer|TrainingArguments|Config)")
 
 
 def main() -> int:
-    """Print each date with what the wheels show, and return 1 if one is wrong."""
+    """Print each date with the finding in the wheels, and return 1 if one is wrong."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="where wheels are kept between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
     folder = ask.parse_args().wheels
     folder.mkdir(parents=True, exist_ok=True)
     wrong = 0
@@ -44,7 +44,7 @@ Row = tuple[str, str, str, str, tuple[bool, bool]]
 
 
 def loading(folder: Path) -> Iterator[Row]:
-    """Yield the arguments of `from_pretrained`: before their date it takes them out of what the model's class gets."""
+    """Yield the arguments of `from_pretrained`, which removes them from `kwargs` in releases before their date."""
     known = table("transformers")
     assert known is not None
     for name, (since, _) in LOADING.items():
@@ -58,7 +58,7 @@ def loading(folder: Path) -> Iterator[Row]:
 
 
 def arguments(folder: Path) -> Iterator[Row]:
-    """Yield the arguments with advice that a trainer's or a configuration's own text had, and has no more."""
+    """Yield the arguments with advice that a trainer or a configuration declared in an older release only."""
     for package in ("transformers", "trl"):
         known = table(package)
         assert known is not None
@@ -68,7 +68,7 @@ def arguments(folder: Path) -> Iterator[Row]:
             forms = sorted(known.definitions(qualified), key=lambda form: form[0])
             for argument in ARGUMENTS:
                 ends = [end for _, end, form in forms if argument in {p.name for p in form.parameters}]
-                # A class that moves to another module, or goes, says nothing of its argument.
+                # A class that is moved or removed gives no information about its argument.
                 if ends and max(ends) < newest and known.definition(qualified, max(ends) + 1):
                     last, gone = known.releases[max(ends)], known.releases[max(ends) + 1]
                     shows = tuple(takes(wheel(package, r, folder), qualified, argument) for r in (last, gone))

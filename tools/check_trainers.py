@@ -1,14 +1,14 @@
-"""Compare the shipped trainers with releases of their libraries: each import, keyword and method that a release lacks.
+"""Check the shipped trainers for imports, keywords and methods that a release of their libraries lacks.
 
     python tools/check_trainers.py [--wheels FOLDER] [--keep FOLDER] [--only PACKAGE...]
 
-For every package of the trainers' headers two releases are read: the newest within the header's bounds, which a job
-installs today, and the newest of all. pip downloads them, with its own settings; nothing is installed, and nothing of
-a release is run: signatures are read from the sources in the wheel. `--wheels` takes the releases from a folder
-instead of an index. The gate's own tables are compared too: a name that PF-API-001 calls gone and a release has.
+Two releases are read for every package of the trainers' headers: the newest within the header's bounds, which a job
+installs today, and the newest of all. pip downloads them, with its own settings. No release is installed or executed:
+signatures are read from the sources in the wheel. `--wheels` takes the releases from a folder instead of an index. The
+check also compares the gate's tables: it reports a name that PF-API-001 calls gone and that a release has.
 
-Exit code: 0 nothing is lacking, 1 a release within the bounds lacks something, 3 only one beyond them does, 2 a
-release could not be had or read. For a scheduler: anything but 0 asks for a look.
+Exit code: 0 nothing is missing, 1 a release within the bounds lacks a name, 3 only a release beyond them does, 2 a
+release could not be downloaded or read. A scheduler should report any code other than 0.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bounds(scripts: Iterable[Path]) -> dict[str, str]:
 
 
 def download(wanted: str, folder: Path, wheels: Path | None) -> Release | None:
-    """Return a release that pip chooses for a requirement, None where it finds none."""
+    """Return the release that pip chooses for a requirement, or None if pip finds no wheel."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
                "--disable-pip-version-check", "--dest", str(folder), wanted]  # fmt: skip
@@ -66,7 +66,7 @@ def download(wanted: str, folder: Path, wheels: Path | None) -> Release | None:
 
 
 def lacking(uses: Mapping[Use, set[str]], library: Library) -> Iterator[str]:
-    """Yield a line for each thing that the releases lack."""
+    """Yield a line for each use that the releases lack."""
     for use in sorted(uses):
         if library.has(use) is False:
             release = library.release_of(use.module)
@@ -75,7 +75,7 @@ def lacking(uses: Mapping[Use, set[str]], library: Library) -> Iterator[str]:
 
 
 def back(library: Library) -> Iterator[str]:
-    """Yield a line for each argument that the gate calls gone and that every one of the configurations has."""
+    """Yield a line for each argument that the gate calls gone and that a configuration has."""
     for name in ARGUMENTS:
         for module, config in CONFIGS:
             gone = history(module, config, name).gone_in
@@ -84,10 +84,10 @@ def back(library: Library) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Compare, and print what is lacking."""
+    """Compare, and print the missing names."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--wheels", type=Path, default=None, help="a folder of wheels to take instead of an index")
-    ask.add_argument("--keep", type=Path, default=None, help="where the downloaded wheels are kept")
+    ask.add_argument("--wheels", type=Path, default=None, help="folder of wheels to use instead of an index")
+    ask.add_argument("--keep", type=Path, default=None, help="folder that keeps the downloaded wheels")
     ask.add_argument("--only", nargs="*", choices=READ, default=list(READ))
     ask.add_argument("--scripts", type=Path, default=SHIPPED, help="the folder of the trainers")
     asked = ask.parse_args(words)
@@ -110,7 +110,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _report(title: str, uses: Mapping[Use, set[str]], found: Mapping[str, Release | None], code: int) -> int:
-    """Print what a set of releases lacks; return the exit code that stands for it."""
+    """Print the names that a set of releases lacks; return `code` if there are any, else 0."""
     library = Library(release for release in found.values() if release is not None)
     lines = [*lacking(uses, library), *back(library)]
     names = ", ".join(f"{release.package} {release.version}" for release in library.releases.values())

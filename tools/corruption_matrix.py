@@ -1,10 +1,10 @@
-"""Damage a file of every format in every way, and print which level of verification notices, as a table in Markdown.
+"""Damage a file of every format in every way, and print the verification level that detects it as a Markdown table.
 
     python tools/corruption_matrix.py [--formats NAME...] [--write PAGE]
 
-Each file is written by its format's own library; a format whose library is missing is left out. Every case is also
-verified against a manifest that was taken before the damage. `--write` puts the table into a page between its marks.
-The exit code is 1 where a manifest missed something, or where an intact file raised an alarm.
+Each file is written by its format's own library; a format is left out if its library is missing. Every case is also
+verified against a manifest that was created before the damage. `--write` puts the table into a page between its marks.
+The exit code is 1 if a manifest missed a damage, or if an intact file was not proven.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEGEND = (
 
 
 def weights(seed: int = 0, width: int = 331) -> Arrays:
-    """Return three matrices of a model, whose rows are not aligned with pages."""
+    """Return three matrices of a model. Their rows are not aligned with pages."""
     rng = np.random.default_rng(seed)
     return {f"layer{i}.weight": rng.normal(size=(150, width)).astype("f4") for i in range(3)}
 
@@ -69,7 +69,7 @@ def torch_zip(folder: Path, seed: int, *, zipped: bool = True) -> str:
 
 
 def torch_legacy(folder: Path, seed: int) -> str:
-    """Write torch's format before zip."""
+    """Write torch's legacy format, without zip."""
     return torch_zip(folder, seed, zipped=False)
 
 
@@ -122,7 +122,7 @@ def gguf_quantised(folder: Path, seed: int) -> str:
 
 
 def onnx(folder: Path, seed: int, *, outside: bool = False) -> str:
-    """Write a model of ONNX."""
+    """Write an ONNX model."""
     import onnx as library
 
     tensors = [library.numpy_helper.from_array(array, name) for name, array in weights(seed).items()]
@@ -137,7 +137,7 @@ def onnx(folder: Path, seed: int, *, outside: bool = False) -> str:
 
 
 def onnx_outside(folder: Path, seed: int) -> str:
-    """Write the external data of a model of ONNX."""
+    """Write an ONNX model with external data."""
     return onnx(folder, seed, outside=True)
 
 
@@ -163,7 +163,7 @@ def keras(folder: Path, seed: int) -> str:
 
 
 def msgpack(folder: Path, seed: int) -> str:
-    """Write what flax writes."""
+    """Write a msgpack file as flax does."""
     import msgpack as library
 
     def extension(value: Any) -> Any:
@@ -225,7 +225,7 @@ FORMATS: dict[str, tuple[Callable[[Path, int], str], str]] = {
     "json": (texts, "numpy"),
     "jsonl": (lines, "numpy"),
 }
-"""Name -> (what writes the file and returns its name, the library that it needs)."""
+"""Name -> (function that writes the file and returns its name, the library that it needs)."""
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
@@ -252,7 +252,7 @@ class Target:
 
 
 def put(t: Target, at: int, piece: bytes) -> bytes:
-    """Return the data with some bytes replaced; the size stays."""
+    """Return the data with some bytes replaced and the same size."""
     return (t.data[:at] + piece + t.data[at + len(piece) :])[: len(t.data)]
 
 
@@ -262,7 +262,7 @@ def flip(t: Target, at: int, bit: int) -> bytes:
 
 
 def swapped(t: Target) -> bytes:
-    """Return the data with two pages of the tensor in each other's place."""
+    """Return the data with two pages of the tensor swapped."""
     first, second = t.page, t.page - 4 * PAGE
     return put(t, first, t.data[second : second + PAGE])[:second] + t.data[first : first + PAGE] + put(
         t, first, t.data[second : second + PAGE]
@@ -306,11 +306,11 @@ DAMAGE: dict[str, Callable[[Target], bytes]] = {
     "byte order of a tensor swapped": lambda t: put(t, t.start, swap_order(t)),
     "the file of another model": lambda t: t.other,
 }
-"""Kind -> what returns the damaged bytes."""
+"""Kind -> function that returns the damaged bytes."""
 
 
 def swap_order(t: Target) -> bytes:
-    """Return the tensor's bytes in the other order of numbers."""
+    """Return the tensor's bytes in the other byte order."""
     size = (t.end - t.start) // 4 * 4
     return np.frombuffer(t.data[t.start : t.start + size], "<u4").byteswap().tobytes()
 
@@ -319,7 +319,7 @@ def swap_order(t: Target) -> bytes:
 
 
 def target(path: Path, other: bytes) -> Target:
-    """Return an intact file, with the place of a tensor where it has one."""
+    """Return an intact file with the range of a tensor, or of its middle half if it has no uncompressed tensor."""
     data = path.read_bytes()
     with Source(path) as source:
         plugin = reader(path.name, source.head())
@@ -332,7 +332,7 @@ def target(path: Path, other: bytes) -> Target:
 
 
 def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
-    """Return the sign of the level that notices the damage without a seal, and whether the manifest notices it."""
+    """Return the sign of the level that detects the damage without a manifest, and whether the manifest detects it."""
     sealed = verify(folder, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     if verify(folder, Level.STRUCTURE).verdict is Verdict.REFUTED:
         return "S", sealed
@@ -341,7 +341,7 @@ def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
 
 
 def column(name: str) -> dict[str, str]:
-    """Return kind of damage -> sign, for one format. Raises AssertionError where an intact file or a seal fails."""
+    """Return kind of damage -> sign, for one format. Raises AssertionError if an intact file or a manifest fails."""
     write = FORMATS[name][0]
     with tempfile.TemporaryDirectory() as made, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,13 +1,13 @@
-"""Run the submit gate over public training scripts that nobody here wrote, and over faults seeded into them.
+"""Run the submit gate over public training scripts from other projects, and over faults seeded into them.
 
     python tools/foreign_scripts.py fetch FOLDER [--from GIT_DIRECTORIES]
     python tools/foreign_scripts.py check FOLDER [--unseen | --home] [--verbose]
     python tools/foreign_scripts.py seed FOLDER [--unseen | --home] [--verbose]
 
 `fetch` puts the scripts that `tests/corpus/foreign_scripts.jsonl` lists by repository, commit and path into a folder;
-they are never committed. `check` submits each on two platforms and compares the refusals with those that a reader
-decided before; the exit code is 1 for a refusal with another reason and for an internal error. `seed` puts one fault
-of each kind into scripts, and prints the share that is refused, or refused or warned about, by kind.
+they are never committed. `check` submits each on two platforms and compares the refusals with the labels of a reader;
+the exit code is 1 for a refusal with another reason and for an internal error. `seed` puts one fault of each kind into
+scripts, and prints the share that is refused, or refused or warned about, by kind.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one of the three commands."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("what", choices=("fetch", "check", "seed"))
-    ask.add_argument("folder", type=Path, help="where the scripts are kept")
+    ask.add_argument("folder", type=Path, help="folder of the scripts")
     ask.add_argument("--from", dest="mirrors", type=Path, default=None, help="a folder of git directories owner+name")
-    ask.add_argument("--home", action="store_true", help="only the scripts that the gate was changed on")
+    ask.add_argument("--home", action="store_true", help="only the scripts that the gate was developed on")
     ask.add_argument(
-        "--unseen", action="store_true", help="only those that nobody looked at while the gate was changed"
+        "--unseen", action="store_true", help="only the held-out scripts, which were not read during work on the gate"
     )
     ask.add_argument("--verbose", action="store_true", help="print each finding that counts")
     asked = ask.parse_args(words)
@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def check(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
-    """Submit each script on each platform; print the refusals with another reason than the labels have."""
+    """Submit each script on each platform; print the refusals whose reason is not in the labels."""
     wrong = errors = right = passed = 0
     seconds: list[float] = []
     for script in chosen:
@@ -78,14 +78,14 @@ def check(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
 
 
 def seed(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
-    """Put faults into scripts; print by kind what is refused, and what is refused or warned about."""
+    """Put faults into scripts; print by kind how many are refused, and how many are refused or warned about."""
     before: dict[tuple[str, str], list[Finding]] = {}
     refused: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     number: Counter[str] = Counter()
 
     def fresh(fault: Seed) -> list[Finding]:
-        """Return what the fault adds to the findings of the script as it is."""
+        """Return the findings that the fault adds to those of the original script."""
         key = fault.script.name, fault.job.platform
         if key not in before:
             before[key] = findings(job_of(fault.script, folder, fault.job.platform))

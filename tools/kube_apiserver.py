@@ -2,9 +2,9 @@
 
     python tools/kube_apiserver.py
 
-No registry that this project uses has the programs. Debian 12 has their whole source (Kubernetes 1.20, long without
-support: for tests on loopback only) and a Go that builds it without a network, in about ten minutes. The folder is in
-~/.cache; later calls find it there. The package lists of this machine are left alone.
+The programs are in none of the registries that this project uses. Debian 12 has their complete source (Kubernetes 1.20,
+which is unsupported: for tests on loopback only) and a Go that builds it offline, in about ten minutes. The folder is
+in ~/.cache; later calls reuse it. The package lists of this machine are not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHERS: Final = re.compile("vendor/k8s.io/(code-generator|sample-apiserver|kube-
 
 
 def main() -> None:
-    """Build what is missing; progress goes to stderr."""
+    """Build the missing programs; progress goes to stderr."""
     target = FOLDER / "bin"
     missing = [package for program, package in NEEDED.items() if shutil.which(program) is None]
     if missing:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Return the unpacked source, fetched from where this machine has its packages from."""
+    """Return the unpacked source, fetched from the package sources of this machine."""
     found = sorted(path for path in folder.glob("kubernetes-*") if path.is_dir())
     if found:
         return found[-1]
@@ -64,7 +64,7 @@ def fetch(folder: Path) -> Path:
 
 
 def build(source: Path, target: Path) -> None:
-    """Build the programs in a Go workspace of the folder; modules are vendored, and nothing is downloaded."""
+    """Build the programs in a Go workspace of the folder, offline: the modules are vendored."""
     workspace = FOLDER / "go"
     link = workspace / "src" / ROOT
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def build(source: Path, target: Path) -> None:
         and not OTHERS.search(f"{folder}/")
         and any(name.endswith(".go") and b"+k8s:openapi-gen=" in Path(folder, name).read_bytes() for name in names)
     }
-    # The API server's own description of its types, which Debian's package has generated at its build.
+    # The API server's OpenAPI description of its types, which Debian generates when it builds the package.
     run(
         [
             target / "openapi-gen", "--logtostderr", "-i", ",".join(f"{ROOT}/{name}" for name in sorted(described)),
@@ -101,7 +101,7 @@ def build(source: Path, target: Path) -> None:
 
 
 def run(command: list[str | Path], folder: Path, env: dict[str, str | Path] | None = None) -> None:
-    """Run a command whose output is progress. Raises SystemExit where it fails."""
+    """Run a command with its output on stderr. Raises SystemExit if it fails."""
     given = {**os.environ, "PWD": str(folder), **{name: str(value) for name, value in (env or {}).items()}}
     if subprocess.run(command, cwd=folder, env=given, stdout=sys.stderr, check=False).returncode:
         raise SystemExit(f"failed: {' '.join(map(str, command))[:300]}")

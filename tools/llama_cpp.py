@@ -2,7 +2,7 @@
 
     python tools/llama_cpp.py
 
-The source is downloaded into ~/.cache and built beside itself, which takes minutes. Later calls find it there.
+The source is downloaded into ~/.cache and built there, which takes minutes. Later calls reuse it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainers.merge_and_gguf import GgufSettings, tools
 
 
 def main() -> None:
-    """Build what is missing; progress goes to stderr."""
+    """Build the missing parts; progress goes to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
         source, quantize = tools(GgufSettings(jobs=os.cpu_count() or 1), needs_quantize=True)
     print(f"{source}:{quantize.parent.parent}")

@@ -1,14 +1,14 @@
-"""Train with a shipped trainer on this machine's GPU, and keep its peak memory and speed as data.
+"""Train with a shipped trainer on this machine's GPU, and record its peak memory and speed.
 
     python tools/measure_gpu.py TRAINER --model ID --dataset ID [--steps N] [--here] [--at FILE] [-- more flags]
     python tools/measure_gpu.py --table [--write references/hardware.md]
 
-The trainer runs as a job runs it, by `uv run`, or with `--here` by this interpreter with the libraries that it has. A
-line goes into `references/measured-gpus.jsonl`, which corrects the estimates of the submit gate; `--at` names another
-file. A run on a CPU (`--here --at FILE -- --cpu`) tries the command; it calibrates nothing and can't go into that file.
+The trainer runs with `uv run`, as in a job, or with `--here` in this interpreter and its libraries. The result is added
+as a line to `references/measured-gpus.jsonl`, which corrects the estimates of the submit gate; `--at` names another
+file. A run on a CPU (`--here --at FILE -- --cpu`) tries the command; it can't be recorded in the default file.
 `--table` prints the measured runs beside our estimates, with "not measured" for the others.
 
-Exit code: 0 kept; 1 the run can't be kept, with the reason; else that of the trainer.
+Exit code: 0 recorded; 1 the run can't be recorded, with the reason; else the exit code of the trainer.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def main(words: Sequence[str] | None = None) -> int:
         runner = [sys.executable] if asked.here else ["uv", "run"]
         code = subprocess.run([*runner, str(trainer_file(asked.trainer)), *flags], check=False).returncode
         if code:
-            print(f"the run ended with exit code {code}; nothing was kept", file=sys.stderr)
+            print(f"the run ended with exit code {code} and was not recorded", file=sys.stderr)
             return code
         result = json.loads((Path(out) / "result.json").read_text())
     try:
         made = measured_of(asked.trainer, asked.model, result, datetime.now(UTC).date())
     except (KeyError, ValueError) as error:
-        print(f"the run can't be kept: {error}", file=sys.stderr)
+        print(f"the run can't be recorded: {error}", file=sys.stderr)
         return 1
     if made.gpu == CPU and asked.at == measured_file():
         print("a run on a CPU calibrates nothing; name another file with --at", file=sys.stderr)
@@ -84,7 +84,7 @@ def trained() -> tuple[str, ...]:
 
 
 def measured_of(trainer: str, model: str, result: dict[str, Any], day: date) -> Measured:
-    """Return a run of a trainer as data. Raises ValueError or KeyError for one that says too little."""
+    """Return a trainer's run as data. Raises ValueError or KeyError if the result lacks information."""
     plan, settings, figures = result["plan"], result["settings"], result["figures"]
     if plan["world"] != 1 or result["resumed_from"]:
         raise ValueError("only a run of one process from its first step is measured")
@@ -117,7 +117,7 @@ def table(runs: Sequence[Measured]) -> str:
 
 
 def cells_of(run: Measured) -> list[str]:
-    """Return a run's cells. The estimate is the formula's: one that this very run corrected would agree with it."""
+    """Return a run's cells. The estimate is uncorrected: one that this run corrected would agree with it."""
     shape = f"{run.method}, {run.micro_batch} x {run.max_length or 'whole'}, {run.precision}{', fast' * run.fast}"
     tokens = f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else "none read"
     need = vram(run_measured(run), ())

@@ -1,8 +1,8 @@
-"""Draw the demo as an SVG: run it for real, record what it prints and write FILE.
+"""Draw the demo as an SVG: run the demo, record its output and write FILE.
 
     python tools/picture.py FILE
 
-The ledger's table at the end is left out: it is long, and it has times of day.
+The ledger's table at the end is left out: it is long and contains times of day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 WIDTH = 112
 EVENT = re.compile(r"\d\d:\d\d:\d\d ")
 FONT_FILES = re.compile(r"\s*@font-face \{.*?\n    \}", re.DOTALL)
-UNIQUE_ID = "gpuwarden"  # rich's own is a digest of the text, and would change every line of the file
+UNIQUE_ID = "gpuwarden"  # the default of rich is a digest of the text, and would change every line of the file
 
 
 def main(target: Path) -> int:
@@ -47,7 +47,7 @@ def story(printed: str) -> Text:
 
 
 def draw(text: Text) -> str:
-    """Return the text as an SVG that loads nothing from elsewhere."""
+    """Return the text as an SVG without external resources."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     console.print(text)
     svg = console.export_svg(title="gpuwarden demo", theme=DIMMED_MONOKAI, unique_id=UNIQUE_ID)

@@ -1,10 +1,10 @@
-"""Hold the diagnosis against public logs of healthy runs: by address, since their texts are not ours to publish.
+"""Check the diagnosis on public logs of healthy runs. The list has addresses only: the texts are not ours to publish.
 
     python tools/public_logs.py                      # fetches each file of tests/corpus/logs/public.jsonl
     python tools/public_logs.py --mirror FOLDER      # reads OWNER+NAME/repo, git repositories, instead
 
-Each was looked at first: it ends in metrics or in a finished epoch, and nothing failed. The exit code is 1 when the
-diagnosis or the search names an entry for one of them.
+Each log was reviewed: it ends with metrics or a finished epoch and contains no failure. The exit code is 1 if the
+diagnosis or the search returns an entry for one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAW = "https://raw.githubusercontent.com/{repository}/{commit}/{path}"
 
 
 def content(row: dict[str, str], mirror: Path | None) -> bytes:
-    """Return one log. Raises ValueError when it is not the one that was looked at."""
+    """Return one log. Raises ValueError if it is not the reviewed version."""
     if mirror is None:
         with urllib.request.urlopen(RAW.format(**row), timeout=60) as reply:  # noqa: S310 - https alone
             data: bytes = reply.read()

@@ -4,10 +4,10 @@
     python tools/readability.py --markdown [--check] [FILE or FOLDER...]
 
 With `--markdown` only the vocabulary is counted, in pages: text outside of code, and the sentences of YAML in front
-matter and entries. What a log or a user says (symptom, signatures, examples, aliases) is not counted.
+matter and entries. Quotations from logs and users (symptom, signatures, examples, aliases) are not counted.
 
 The limits are the highest values found among nine well-read projects (anyio, attrs, click, httpx, huggingface_hub,
-packaging, rich, starlette, submitit). `--check` exits with 1 where a limit is exceeded.
+packaging, rich, starlette, submitit). `--check` exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NOT_PROSE = re.compile(r"(?s)^ *```.*?^ *```$|<!-- generated:\w+ -->.*?<!-- /ge
 
 
 def main() -> int:
-    """Print the measures of each folder; return 1 under `--check` where one is over its limit."""
+    """Print the measures of each folder; return 1 with `--check` if one is over its limit."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     ask.add_argument("--check", action="store_true")
     ask.add_argument("--list", choices=[*PER_10_000_WORDS, "one-use", "small", "verbs"], help="list the places instead")
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def chosen(names: Iterable[str], ending: str) -> Iterator[Path]:
-    """Yield the files with this ending that are named or lie below a named folder."""
+    """Yield the files with this ending that are named or are below a named folder."""
     for name in names:
         path = ROOT / name
         found = [path] if path.is_file() else sorted(path.rglob(f"*{ending}"))
@@ -108,7 +108,7 @@ def measures(files: list[Path]) -> Iterator[tuple[str, float, float]]:
 
 
 def share(count: int, whole: list[object] | list[str] | list[int]) -> float:
-    """Return the part of a list that `count` is, 0 for an empty list."""
+    """Return `count` divided by the length of a list, or 0 for an empty list."""
     return count / len(whole) if whole else 0.0
 
 
@@ -162,7 +162,7 @@ def page_prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(value: object) -> Iterator[str]:
-    """Yield the texts in YAML data that this project worded."""
+    """Yield the texts in YAML data that this project wrote."""
     if isinstance(value, str) and " " in value:
         yield " ".join(value.split())
     elif isinstance(value, dict):

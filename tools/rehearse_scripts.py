@@ -1,13 +1,13 @@
-"""Rehearse training scripts, and faults seeded into them that the submit gate does not see.
+"""Rehearse training scripts, and faults seeded into them that the submit gate does not detect.
 
     python tools/rehearse_scripts.py [FOLDER] [--unseen | --written] [--only REGEX] [--log FILE] [--most N]
 
-Without a folder it is the scripts of `tests/corpus/first_step`; FOLDER is what `tools/foreign_scripts.py fetch` filled,
-and `--unseen` its third that stays unseen. A script is rehearsed as it is; where that passes, once more with each fault
-that has a place in it and that the gate neither refuses nor warns about. Models, tokenizer and rows are made here, so
-nothing is asked of the Hub. `--log` keeps each outcome; a run that was cut goes on from there. `--written` takes the
-scripts and faults of `tests/corpus/first_step_unseen.jsonl`, fetches what FOLDER does not have (`--from` a folder of
-git directories), and counts a fault as found only where the message has the words that were expected before.
+The default scripts are those of `tests/corpus/first_step`; FOLDER is a folder that `tools/foreign_scripts.py fetch`
+filled, and `--unseen` selects its held-out third. Each script is rehearsed unchanged; if it passes, it is rehearsed
+again with each fault that fits into it and that the gate neither refuses nor warns about. Models, tokenizer and rows
+are generated, so no request goes to the Hub. `--log` records each outcome, and an interrupted run resumes from it.
+`--written` takes the scripts and faults of `tests/corpus/first_step_unseen.jsonl`, fetches the scripts that FOLDER
+lacks (`--from` a folder of git directories), and counts a fault as found only if the message has the expected words.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--from", dest="mirrors", type=Path, default=None)
     ask.add_argument("--only", default="")
     ask.add_argument("--log", type=Path, default=None)
-    ask.add_argument("--most", type=int, default=100, help="faults of one script")
+    ask.add_argument("--most", type=int, default=100, help="faults per script, at most")
     asked = ask.parse_args(words)
     done = [json.loads(line) for line in asked.log.read_text().splitlines()] if asked.log and asked.log.exists() else []
     known = {(row["script"], row["kind"]): row for row in done}
@@ -98,7 +98,7 @@ def written(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iter
 
 
 def chosen(asked: argparse.Namespace) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield name, text and arguments of the scripts that are asked for."""
+    """Yield name, text and arguments of the selected scripts."""
     if asked.folder is None:
         found = [(path.stem, path.read_text(encoding="utf-8"), ()) for path in sorted(SCRIPTS.glob("*.py"))]
     else:
@@ -121,7 +121,7 @@ def outcome(name: str, kind: str, text: str, args: tuple[str, ...], case: Case |
 
 
 def table(done: list[Row]) -> str:
-    """Return what came of the scripts and of the faults, in Markdown."""
+    """Return the outcomes of the scripts and of the faults, in Markdown."""
     seen = [row for row in done if row["outcome"] != "static"]
     bases, faults = ([row for row in seen if bool(row["kind"]) is seeded] for seeded in (False, True))
     ended = Counter(row["outcome"] for row in bases)

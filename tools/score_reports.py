@@ -5,10 +5,11 @@
     python tools/score_reports.py --frequencies tests/corpus/reports/open-*.jsonl
     python tools/score_reports.py --records tests/corpus/reports/{open,judged}-*.jsonl tests/corpus/issues.jsonl
 
-For each file and each kind and language it prints the share answered first and within three, the share of what was
-called likely that was right, and of reports that no entry fits how many were called likely.
-With --frequencies it prints instead how often the reports ask for each entry, as in `knowledge/frequency.txt`, and with
---records how often each signature that leads to the first answer was right, as in `knowledge/signature_record.txt`.
+Prints for each file, and for each kind and language, the share of reports whose first answer is right, the share with a
+right answer among the first three, and the share of likely answers that are right. A report that no entry fits counts
+as right if its answer is not called likely. With --frequencies it prints instead how often the reports ask for each
+entry, as in `knowledge/frequency.txt`, and with --records how often each signature that leads to the first answer was
+right, as in `knowledge/signature_record.txt`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ KINDS = ("log", "words")
 LANGUAGES = ("en", "zh")
 FIELDS = {"address": str, "date": str, "lang": str, "kind": str, "lines": str, "label": list, "why": str}
 MAX_LINES = 2_000
-"""Characters of a foreign text that a report may quote."""
+"""Characters of a third-party text that a report may quote."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report: where it is, the few lines of it that matter, and the entries that answer it; none for no entry."""
+    """One report: its address, its relevant lines, and the entries that answer it, if any."""
 
     address: str
     date: str
@@ -44,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """A report with the ids of the answers, best first, and of the first whether it was called likely and by what."""
+    """A report with the ids of its answers, best first; `likely` and `telling` (the signatures) are of the first."""
 
     report: Report
     ids: tuple[str, ...]
@@ -53,7 +54,7 @@ class Answer:
 
     @property
     def first(self) -> bool:
-        """Return whether the first answer is right; where no entry fits, none may be called likely."""
+        """Return whether the first answer is right, or, if no entry fits, whether it is not called likely."""
         return self.ids[:1] != () and self.ids[0] in self.report.label if self.report.label else not self.likely
 
     @property
@@ -63,7 +64,7 @@ class Answer:
 
 
 def read(path: Path) -> list[Report]:
-    """Read a file of reports. Raises ValueError, with file and line, for a field that is missing or wrong."""
+    """Read a file of reports. Raises ValueError with file and line if a field is missing or wrong."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
@@ -112,7 +113,7 @@ def table(name: str, rows: list[Answer]) -> str:
 
 
 def frequencies(reports: Iterable[Report]) -> dict[str, float]:
-    """Count how often each entry answers: a label's first entry once, its second half, each further one a quarter."""
+    """Count how often each entry answers. In a label the first entry counts 1, the second 1/2, and others 1/4."""
     found: dict[str, float] = defaultdict(float)
     for report in reports:
         for at, key in enumerate(report.label):
@@ -131,7 +132,7 @@ def records(rows: Iterable[Answer]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def main(args: list[str]) -> int:
-    """Print the figures of each file, and with --misses what was answered wrongly."""
+    """Print the figures of each file, and with --misses the wrong answers."""
     paths = [Path(arg) for arg in args if not arg.startswith("--")]
     if "--frequencies" in args:
         counted = frequencies(report for path in paths for report in read(path))

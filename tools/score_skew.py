@@ -2,8 +2,9 @@
 
     python tools/score_skew.py [--misses] tests/corpus/skew/open.jsonl
 
-An answer is right where it names the package, every release that has the name and every one that lacks it, and what
-replaced it where the report says so. Where the right answer is that no release explains it, nothing may be *likely*.
+An answer is right if it has the package, agrees with the report on the releases that have and that lack the name, and
+has the replacement that the report names, if any. If no release explains the report, an answer that is *likely* is
+wrong.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Case:
 
 
 def _lacks(skew: Skew, release: Version) -> bool:
-    """Return whether an answer says that a release lacks the name."""
+    """Return whether a release lacks the name according to an answer."""
     past = bool(skew.gone_in) and release >= Version(skew.gone_in)
     return past or (bool(skew.since) and release < Version(skew.since))
 
@@ -71,7 +72,7 @@ def cases(rows: Iterable[dict[str, Any]]) -> Iterator[Case]:
 
 
 def main(args: list[str]) -> int:
-    """Print the figures of each file, and with --misses what was answered wrongly."""
+    """Print the figures of each file, and with --misses the wrong answers."""
     for path in map(Path, (arg for arg in args if not arg.startswith("--"))):
         rows = list(cases(read(path)))
         explained = [case for case in rows if case.explained]

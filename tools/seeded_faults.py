@@ -1,14 +1,14 @@
-"""Put faults into training jobs, run them, and print the share that ends well without and with gpuwarden.
+"""Put faults into training jobs, run them, and print the share that ends well, without and with gpuwarden.
 
     python tools/seeded_faults.py [--only REGEX] [--seen | --unseen] [--write PAGE] [--at FOLDER]
 
-Each fault of `tests/corpus/seeded_faults.jsonl` is put into a plain script, which is run as it is, and into the shipped
-trainer of the same method, which goes through the submit gate first. Both really run, on the CPU, with tiny models,
-against the rehearsal Hub. A job ends well with a proven last checkpoint and a proven copy outside the machine, after
-all steps, within the timeout. One that is refused before anything is rented ends well if it does so once the change is
-made that the refusal names. `--seen` leaves out the third that is not looked at while the trainers and the gate are
-changed, `--unseen` runs that third. `--write` puts the tables into a page between its marks. All cases take about half
-an hour on two quiet cores. The exit code is 1 where the share with the gate is below 95 %, or a control fails.
+Each fault of `tests/corpus/seeded_faults.jsonl` is put into a plain script, which is run directly, and into the shipped
+trainer of the same method, which passes the submit gate first. Both run on the CPU with tiny models against the
+rehearsal Hub. A job ends well if, within the timeout, it completes all steps with a proven last checkpoint and a proven
+copy outside the machine. A job that is refused before an instance is rented ends well if it does so after the change
+that the refusal names. `--seen` leaves out the held-out third, which is not read during work on the trainers and the
+gate; `--unseen` runs only that third. `--write` puts the tables into a page between its marks. All cases take about
+half an hour on two idle cores. The exit code is 1 if the share with the gate is below 95 %, or a control fails.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the cases and print the tables."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--only", default="", help="a regular expression over the names and kinds of the cases")
-    ask.add_argument("--seen", action="store_true", help="leave out the third that stays unseen")
-    ask.add_argument("--unseen", action="store_true", help="run that third only")
-    ask.add_argument("--recorded", action="store_true", help="run nothing; print what the folder --at has")
+    ask.add_argument("--seen", action="store_true", help="leave out the held-out third")
+    ask.add_argument("--unseen", action="store_true", help="run only the held-out third")
+    ask.add_argument("--recorded", action="store_true", help="run no case; print the outcomes in the folder --at")
     ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced")
     ask.add_argument(
-        "--at", type=Path, default=None, help="where the jobs' folders are kept; a run that was cut goes on"
+        "--at", type=Path, default=None, help="folder of the jobs and outcomes; an interrupted run resumes from it"
     )
     asked = ask.parse_args(words)
     left_out = {True} if asked.seen else {False} if asked.unseen else set()
@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def recorded(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
-    """Return the outcomes that a folder has of the jobs without a fault, and of the cases."""
+    """Return the recorded outcomes in a folder, of the jobs without a fault and of the cases."""
     log = folder / "outcomes.jsonl"
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     known = {row["name"]: (Outcome(**row["plain"]), Outcome(**row["guarded"])) for row in done}
@@ -89,7 +89,7 @@ def recorded(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
 
 
 def measured(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
-    """Run what a folder has no outcome of; return the outcomes of the jobs without a fault, and of the cases."""
+    """Run the cases without a recorded outcome; return the outcomes of the jobs without a fault, and of the cases."""
     had = {row.case.name for rows in recorded(folder, chosen) for row in rows}
     with jobs_in(folder) as jobs:
         for case in [c for c in (*SOUND, *chosen) if c.name not in had]:

@@ -1,1 +1,1 @@
-"""Agents under test, one module each, found by name."""
+"""Agents under test. Each is a module, loaded by its name."""

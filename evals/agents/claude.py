@@ -1,7 +1,8 @@
-"""Claude Code: `claude -p` with stream-json, and the server under test as its only MCP server.
+"""Run Claude Code as `claude -p` with stream-json output, and the server under test as its only MCP server.
 
 The user's own settings, memory, skills and servers are left out (`--setting-sources project`, `--strict-mcp-config`).
-Of Claude's tools only Skill needs no permission; what else needs one is denied, and the attempt is in the stream.
+Skill is the only tool of Claude's that is allowed. Calls of others that need permission are denied, and recorded in the
+stream.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ WAITS: Final = {
     "MCP_CONNECT_TIMEOUT_MS": "60000",
     "MCP_TIMEOUT": "60000",
 }
-"""Without these the first turn begins after five seconds at most, whether the server is there or not."""
+"""Without these variables, the first turn begins after at most five seconds, even if the server is not connected
+yet."""
 _QUIET: Final = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-"""No updates in the middle of a run, no telemetry."""
+"""Disables updates during a run, and telemetry."""
 _OPTIONS: Final = (
     *("-p", "--output-format", "stream-json", "--verbose", "--no-session-persistence"),
     *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
 )
 _TURNS_PER_CALL: Final = 2
-"""A turn may have no call at all; twice the calls that a case allows ends any session."""
+"""Maximum number of turns per allowed call. A turn may contain no call."""
 
 
 def make(setup: Setup) -> Play:
-    """Return the agent. Raises EvalError where the program or its key is missing."""
+    """Return the agent. Raises EvalError if the program or its key is missing."""
     program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
-    if sys.platform != "darwin":  # there a log-in is kept in the keychain, where only the program can look
+    if sys.platform != "darwin":  # on macOS the log-in is in the keychain, which only the program can read
         any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:
@@ -55,7 +57,7 @@ def make(setup: Setup) -> Play:
                 options += ["--model", setup.model]
             if case.limits.get("agent_usd"):
                 options += ["--max-budget-usd", str(case.limits["agent_usd"])]
-            if setup.pack.forced:  # as a file: program arguments have a length limit
+            if setup.pack.forced:  # in a file, because program arguments have a length limit
                 forced = here.own / "forced.md"
                 forced.write_text(setup.pack.forced, "utf-8")
                 options += ["--append-system-prompt-file", str(forced)]

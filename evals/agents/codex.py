@@ -1,8 +1,8 @@
-"""Codex: `codex exec --json` with a separate home, in which the server under test is the only MCP server.
+"""Run Codex as `codex exec --json` with a separate home. The server under test is its only MCP server.
 
-The home keeps the user's settings, instructions and skills out; only the log-in is linked into it. Codex's own shell
-runs in its read-only sandbox, and its command lines appear in the stream. Sub-agents are off: the stream does not show
-what they call. With `--url`, the model is behind another endpoint that speaks OpenAI's Responses API.
+This home excludes the user's settings, instructions and skills, and links only the log-in. Codex's own shell runs in
+its read-only sandbox, and its command lines appear in the stream. Sub-agents are disabled, because the stream does not
+contain their calls. With `--url`, the model is served by another endpoint with OpenAI's Responses API.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
 _START_TIMEOUT_S: Final = 60
 _ENDS: Final = ("turn.completed", "turn.failed")
-"""A line of the type `error` closes nothing: Codex reports each attempt to reconnect that way."""
+"""A line of the type `error` does not end the session: Codex also reports each attempt to reconnect that way."""
 
 
 def make(setup: Setup) -> Play:
-    """Return the agent. Raises EvalError where the program or its key is missing."""
+    """Return the agent. Raises EvalError if the program or its key is missing."""
     program, env = setup.program(PROGRAM), setup.environment("CODEX_", "OPENAI_")
     home = Path(setup.env.get("CODEX_HOME") or Path(setup.env.get("HOME", "~")).expanduser() / ".codex")
     login = home / "auth.json"
@@ -37,7 +37,7 @@ def make(setup: Setup) -> Play:
             any_of(env, (_key(setup),), (), PROGRAM)
     else:
         any_of(env, _KEYS, (login,), PROGRAM)
-        if env.get("OPENAI_API_KEY"):  # which `codex exec` itself doesn't look at
+        if env.get("OPENAI_API_KEY"):  # `codex exec` itself ignores this variable
             env.setdefault("CODEX_API_KEY", env["OPENAI_API_KEY"])
 
     def play(case: Case, recorder: Recorder) -> None:
@@ -45,9 +45,7 @@ def make(setup: Setup) -> Play:
             setup.pack.install(here.work / ".agents" / "skills")
             own = here.own / "codex"
             own.mkdir(mode=0o700)
-            temporary = (
-                here.own / "tmp"
-            )  # Codex starts no sandbox where its home is below the folder for temporary files
+            temporary = here.own / "tmp"  # Codex starts no sandbox if its home is in the folder for temporary files
             temporary.mkdir()
             if login.is_file():
                 (own / "auth.json").symlink_to(login)
@@ -67,15 +65,15 @@ def _elsewhere(setup: Setup) -> bool:
 
 
 def _key(setup: Setup) -> str:
-    """Return the variable with the key of another endpoint; "" without an endpoint, or where it wants no key."""
+    """Return the variable with the key of another endpoint; "" without an endpoint, or if the endpoint needs no key."""
     return setup.key_env if _elsewhere(setup) else ""
 
 
 def config(server: list[str], forced: str, work: Path, url: str = "", key: str = "") -> str:
     """Return the text of Codex's configuration file.
 
-    Without `approve` every call is cancelled, since there is nobody to ask in `exec`; without `required` the first turn
-    may begin before the server is there; in a folder that is not trusted no skills are looked for.
+    Without `approve`, every call is cancelled, because `exec` has no user to ask. Without `required`, the first turn
+    may begin before the server is connected. In a folder that is not trusted, Codex does not search for skills.
     """
     rows = [f"developer_instructions = {_toml(forced)}"] if forced else []
     rows += ['model_provider = "given"'] if url else []

@@ -1,7 +1,9 @@
-"""Any OpenAI-compatible endpoint, in a small loop: the prompt, the server's tools, and turns until there are no calls.
+"""Run a model behind any OpenAI-compatible endpoint.
 
-In the arm `pack` the loop offers one additional tool, Skill, the way clients do: names and descriptions are in the
-system prompt, and the model asks for a page when it thinks that it needs it.
+A small loop sends the prompt and the server's tools, and takes turns until the model makes no call.
+
+In the arm `pack`, the loop offers an additional tool, Skill, as clients do: the system prompt contains names and
+descriptions, and the model requests a page when it needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _MAX_ARGUMENTS: Final = 200_000
 
 
 def make(setup: Setup) -> Play:
-    """Return the agent. Raises EvalError where the model, the address or the key is missing."""
+    """Return the agent. Raises EvalError if the model, the address or the key is missing."""
     if not setup.model:
         raise EvalError("an endpoint needs a model", "Give its name with --model")
     key = setup.env.get(setup.key_env, "") if setup.key_env else ""
@@ -67,7 +69,7 @@ class Loop:
         raise LimitReached
 
     def _turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a turn of the model as it is sent back: words and calls, and nothing else that an endpoint may add."""
+        """Return a turn of the model for the next request: text and calls, without additional keys of the endpoint."""
         reply = self.endpoint.complete(messages, tools)
         used = total(reply.get("usage"), "prompt_tokens", "completion_tokens")
         self.recorder.used(model=str(reply.get("model") or self.endpoint.model), turns=1)
@@ -87,7 +89,7 @@ class Loop:
     def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
         """Make one call. A call that can't be made is reported to the model and recorded as a failed call."""
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
-        given = {} if text is None else text  # some endpoints give the object itself, some nothing
+        given = {} if text is None else text  # some endpoints send the object itself, some nothing
         if isinstance(text, str) and len(text) <= _MAX_ARGUMENTS:
             try:
                 given = json.loads(text) if text.strip() else {}
@@ -97,7 +99,7 @@ class Loop:
         if name == SKILL and self.pack.skills:
             content = read_skill(self.recorder, self.pack, args)
         elif args is None:
-            content = self._refused(name, {"unreadable": str(text)[:2_000]}, "the arguments are no JSON object")
+            content = self._refused(name, {"unreadable": str(text)[:2_000]}, "the arguments are not a JSON object")
         elif name not in self._ours:
             content = self._refused(name, args, f"unknown tool {name[:80]!r}")
         else:

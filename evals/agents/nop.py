@@ -1,4 +1,4 @@
-"""Play an agent that does nothing and says nothing. It must pass no case."""
+"""Play an agent that makes no calls and sends no messages. It must pass no case."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Repeat what the case's witness did, with the values of this trial's replies. It must pass every case.
+"""Repeat the calls of the case's witness with the values of this trial's replies. It must pass every case.
 
-Ids, receipts and prices differ from trial to trial. Where a reply has another value than the witness's reply at the
-same place, the oracle uses the new one from then on, in arguments and in words.
+Ids, receipts and prices differ from trial to trial. If a reply differs from the witness's reply at some key, the oracle
+replaces the old value by the new one in all later arguments and messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def play(case: Case, recorder: Recorder) -> None:
     """Follow the witness."""
     transcript = witness(case).transcript()
     known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
-    figures: dict[str, str] = {}  # as words write them; a number in an argument is a choice, not a copy
+    figures: dict[str, str] = {}  # as written in messages; a number in an argument is a choice, not a copy
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):
         if isinstance(event, Say):
@@ -37,15 +37,15 @@ def play(case: Case, recorder: Recorder) -> None:
 
 
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
-    """Yield (old text, new text) of the ids, digests and paths that differ at the same place."""
+    """Yield (old text, new text) of the ids, digests and paths that differ under the same key."""
     for a, b in _pairs(old, new):
-        # Without a digit it is a word, which may mean something else elsewhere.
+        # A text without a digit is a word, which may have another meaning elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
             yield a, b
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the (old, new) leaves that differ at the same place."""
+    """Yield the (old, new) leaves that differ under the same key."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() & new.keys():
             yield from _pairs(old[key], new[key])

@@ -1,4 +1,4 @@
-"""Play an agent that says what a good one would say, without a single call. It must pass no case."""
+"""Play an agent that sends the messages of a good agent, but makes no call. It must pass no case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evals.selftest.witness import witness
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Say the witness's words."""
+    """Send the witness's messages."""
     for say in witness(case).transcript().says:
         if say.role == "assistant":
             recorder.say(say.text)

@@ -77,15 +77,15 @@ def load_dataset(*_, **__):
 
 
 def past(job: dict[str, Any], gate: str) -> str:
-    """Return the script of a job from before the agent's start, with the output and the end that the world defines.
+    """Return the script of a past job, with the output and the outcome that the world defines.
 
-    It does not end until the file `gate` exists, so that the world's hours pass before its end.
+    The script waits for the file `gate`, so that the world's hours pass before the job ends.
     """
     lines = [_saved(c) for c in job["checkpoints"]]
     lines += [f"print({text!r}, flush=True)" for text in job["log"]]
     waits = f"while not os.path.exists({gate!r}): time.sleep(0.02)"
     newest = max((_step(c["path"]) for c in job["checkpoints"]), default=1200)
-    if job.get("bulk"):  # so large that its transfer can be interrupted
+    if job.get("bulk"):  # large enough that its transfer can be interrupted
         lines.append(f"os.truncate('out/final/config.json', {job['bulk']})")
     metrics = _METRICS.replace("1200", str(newest))
     if job["state"] == "succeeded" or job.get("ends"):
@@ -94,7 +94,7 @@ def past(job: dict[str, Any], gate: str) -> str:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
     else:
         end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
-    # The first metrics come last, as a sign that every checkpoint is saved.
+    # The first metrics are written last, to signal that every checkpoint is saved.
     return HEAD + SAVE + MORE + "\n".join([*lines, metrics, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 
@@ -121,7 +121,7 @@ def _step(path: str) -> int:
 
 def _saved(checkpoint: dict[str, Any]) -> str:
     path, state = checkpoint["path"], checkpoint["state"]
-    if not path.startswith("out/"):  # files beside the run's folders, by the machine's own paths
+    if not path.startswith("out/"):  # files next to the run's folders, under the machine's own paths
         return (
             f"litter = os.path.join(os.getcwd().rpartition('/gpuwarden/')[0], {path.rpartition('/')[2]!r})\n"
             "os.makedirs(litter, exist_ok=True)\n"
@@ -151,22 +151,22 @@ _SAID = {
 
 
 def lives_on(job: dict[str, Any]) -> bool:
-    """Return true if a job of the past runs, or ran, when the agent starts."""
+    """Return true if an earlier job is running when the agent starts, or was interrupted before."""
     return job["state"] in ("queued", "running") or job["fault"] == "preempt"
 
 
 def was_pulled(job: dict[str, Any]) -> bool:
-    """Return true if any output of a job of the past has been copied here."""
+    """Return true if any output of a past job has been copied here."""
     return any(c["where"] == "pulled" for c in job["checkpoints"])
 
 
 def saves_durably(job: dict[str, Any]) -> bool:
-    """Return true if a job of the past saved on storage that outlives its machine."""
+    """Return true if a past job saved on storage that outlives its machine."""
     return any(c["where"] == "volume" for c in job["checkpoints"])
 
 
 def spec(platform: str, job: dict[str, Any], outputs: list[str], gate: str) -> dict[str, Any]:
-    """Return the arguments of `submit_job` for a job of the past."""
+    """Return the arguments of `submit_job` for a past job."""
     return {
         "platform": platform, "script": past(job, gate), "name": job["name"], "outputs": outputs,
         "timeout_s": 28_800, "estimate_s": 7_200, "max_cost_usd": 20,

@@ -1,6 +1,6 @@
-"""Measure the losses and costs of a world: money by the clouds' bills, checkpoints by the files on disk.
+"""Measure the losses and costs of a world: money from the clouds' bills, and checkpoints from the files on disk.
 
-It reads neither the agent's words nor the server under test.
+The agent's messages and the server under test are not consulted.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Meter:
             rows = self.expected.get(job, [{"path": SAVED, "needed": True}])
             for row in rows:
                 place = folder / row["path"]
-                if row["path"].startswith("/"):  # on the machine's disk, beside gpuwarden's folder
+                if row["path"].startswith("/"):  # on the machine's disk, next to gpuwarden's folder
                     place = Path(str(folder).rpartition("/gpuwarden/")[0]) / place.name
                 files = {_digest(f) for f in _files(place)}
                 if files:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
     def add_foreign_machine(self) -> None:
-        """Rent another user's machine in the account, with a file on it, if the world asks for one."""
+        """Rent another user's machine in the account, with a file on it, if the world defines one."""
         if not self.home.world.knobs.get("foreign"):
             return
         platform = next(iter(self.home.world.platforms))
@@ -73,7 +73,7 @@ class Meter:
         self.home.pass_time(PAST_S)
 
     def views(self, works: list[Work], teardowns: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Return the views of a world's end state, as `endstate.parse` reads them. Refused jobs are omitted."""
+        """Return the views of a world's end state in the format of `endstate.parse`. Refused jobs are omitted."""
         return {
             "jobs": jobs_view([w for w in works if w.state != "refused"]),
             "leases": self.leases(works),

@@ -16,8 +16,8 @@ from evals.environments.world_home import GPUWARDEN, PIN, Home, read_status
 from evals.harness.json_process import JsonProcessError, wait_for
 
 LOOKS_S: Final = (0, 330, 330, 60, 60)
-"""The intervals between the polls of an ended job: its proof and its notice, one in the grace (which a watch with a
-longer interval repeats), its end after it, two more."""
+"""Intervals between the polls after a job's end: one poll for its proof and notice, one during the grace (repeated if
+the watch has a longer interval), one for the teardown after the grace, and two more."""
 ANSWERS_AFTER_S: Final = 1_200
 """Seconds from the alert to the answer of a user who `answers`."""
 WAKES_BEFORE_S: Final = 3_600
@@ -45,7 +45,7 @@ def finish_jobs(home: Home) -> None:
     home.pass_time(home.ends_s)
     for job in home.world.jobs:
         home.gate(job).touch()
-    wait_for(lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job of the world does not end")
+    wait_for(lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job in the world did not end")
 
 
 def _runs(home: Home, row: dict[str, object]) -> bool:
@@ -65,7 +65,7 @@ def _watch(home: Home) -> None:
 
 
 def _answer(home: Home) -> None:
-    """Act as the user: request the end of everything that bills, and approve teardowns with proof."""
+    """Act as the user: request teardown of everything that is billed, and approve teardowns with proof."""
     for row in _machines(home, "running"):
         job = str(row["label"]).rpartition("-i")[0]
         asked = _run(home, "teardown", job, "--json")

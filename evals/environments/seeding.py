@@ -1,4 +1,4 @@
-"""The past of a gated world: every job in it goes through the real server, with the history that the world defines.
+"""Play the past of a gated world: every past job goes through the real server, with the history that the world defines.
 
 Jobs are submitted, run, pulled, proven, and torn down by a user at a terminal: the contents of the ledger, the machines
 and the disks come from real actions.
@@ -35,7 +35,7 @@ RUN_FOLDER: Final = "gw-"
 
 @dataclass
 class Seeder:
-    """Plays the jobs of the past, one after the other, and adds their ids to `facts`."""
+    """Plays the past jobs one after the other, and adds their ids to `facts`."""
 
     home: Home
     meter: Meter
@@ -63,15 +63,15 @@ class Seeder:
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.record_saved(working_folders(self.home))
-        # The later history: its copy was pulled, or its machine was asked about or released.
+        # The later history: its outputs were pulled, or its teardown was requested or done.
         if jobs.was_pulled(job) or job["meter"] is False:
-            # A checkpoint to resume from is in the user's project, all others at the server's default place.
+            # A checkpoint to resume from is in the user's project, all others are in the server's default folder.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
             ticket = self._proven_request(id)
             if not simulated_user.approve(ticket, self.home.env, self.home.project, PIN):
-                raise JsonProcessError(f"the person could not approve {ticket}")
+                raise JsonProcessError(f"the simulated user could not approve {ticket}")
         elif self.home.world.knobs.get("asked"):
             self._proven_request(id)
 
@@ -114,7 +114,7 @@ class Seeder:
     def _must(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         reply = self.client.call(tool, args)
         if reply.get("ok") is not True:
-            raise JsonProcessError(f"the world could not be made: {tool}: {str(reply)[:600]}")
+            raise JsonProcessError(f"the world could not be set up: {tool}: {str(reply)[:600]}")
         return reply
 
     def _reach(self, job: str, state: str) -> None:
@@ -126,10 +126,10 @@ class Seeder:
             reply = self.client.call("check_job", {"job_id": job})
             return reply.get("state") == state
 
-        wait_for(reached, lambda: f"{job} did not come to be {state}: {str(reply)[:400]}")
+        wait_for(reached, lambda: f"{job} did not reach the state {state}: {str(reply)[:400]}")
 
     def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the status on the job's own machine fulfils a condition."""
+        """Wait until the status on the job's own machine meets a condition."""
 
         def seen() -> bool:
             statuses = self._statuses(job)

@@ -1,4 +1,4 @@
-"""The interface between the runner and the player of a world: a stage opens a scene for each trial.
+"""Define the interface between the runner and the player of a world: a stage opens a scene for each trial.
 
 A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`, found by its name. A `gated` stage
 puts the real server in front of rehearsal clouds and a local Hub; a `raw` one gives the same worlds without the gates.
@@ -36,7 +36,7 @@ class Scene(Protocol):
         ...
 
     def end(self) -> dict[str, Any]:
-        """Return the end state, as `endstate.parse` reads it. Called once, after the agent has stopped."""
+        """Return the end state in the format of `endstate.parse`. Called once, after the agent has stopped."""
         ...
 
     def close(self) -> None:

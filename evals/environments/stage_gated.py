@@ -1,4 +1,4 @@
-"""The gated stage: the real server over stdio, in front of a world's rehearsal clouds and Hub.
+"""Define the gated stage: the real server over stdio, in front of a world's rehearsal clouds and Hub.
 
 The world's earlier jobs went through the same server (`seeding.py`) before the agent starts.
 """

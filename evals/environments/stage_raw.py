@@ -1,7 +1,7 @@
-"""The raw stage: the same worlds without gates, with tools like a provider's command line.
+"""Define the raw stage: the same worlds without gates, with tools like a provider's command line.
 
-The tools rent, run, copy and delete without questions. Losses are real: a deleted machine's files are gone, and a
-machine that is not deleted keeps billing. No server is under test, so only the end state is scored, not conduct.
+The tools rent, run, copy and delete without asking. Losses are real: a deleted machine's files are gone, and a machine
+that is not deleted keeps billing. No server is under test, so only the end state is scored, not conduct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST = {"ok": False, "code": "unreachable", "message": "no reply: the connectio
 
 @dataclass
 class _Run:
-    """A process on a machine, started by an agent or in the past."""
+    """A process on a machine, started by an agent or by a past job."""
 
     work: Work
     folder: Path
@@ -79,7 +79,7 @@ class RawScene:
         return reply
 
     def server(self) -> tuple[list[str], dict[str, str]]:
-        """Raise: no server runs here."""
+        """Raise EvalError: the raw stage has no server."""
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:

@@ -31,10 +31,10 @@ PEOPLE: Final = {
     "ordered": "absent, with automatic teardown",
     "answers": "answers after 20 minutes",
     "asleep": "asleep until morning",
-    "approves": "approved what has ended",
+    "approves": "approved the teardown of ended jobs",
     "denies": "denies",
 }
-"""The behaviour of a world's user. Only a world with a night (`night_h`) lasts long enough to show it."""
+"""The behavior of a world's simulated user. It has an effect only in worlds with a night (`night_h`)."""
 _AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
@@ -107,7 +107,7 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     row = dict(row)
     knobs = row.pop("knobs", {})
     if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
-        yield f"knobs are among {', '.join(sorted(_KNOBS))}"
+        yield f"knobs must be some of {', '.join(sorted(_KNOBS))}"
     yield from (f"unknown or missing: {key}" for key in sorted(row.keys() ^ _FIELDS.keys()))
     yield from (f"{k} should be of type {t.__name__}" for k, t in _FIELDS.items() if not isinstance(row.get(k), t))
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
@@ -115,12 +115,12 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     yield from _people_faults(row["people"], knobs if isinstance(knobs, dict) else {})
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
-            yield f"the platform {name} takes usd_per_hour (null: unknown) and capacity"
+            yield f"the platform {name} must have exactly usd_per_hour (null: unknown) and capacity"
         elif platform["usd_per_hour"] is not None and not platform["usd_per_hour"] > 0:
             yield f"the price of {name} is not above zero"
     for repo in row["repos"]:
         if not isinstance(repo, dict) or not {"repo", "kind"} <= repo.keys() <= _REPO:
-            yield f"a repo takes {', '.join(sorted(_REPO))}"
+            yield f"a repo must have repo and kind, and may have others of {', '.join(sorted(_REPO))}"
         elif repo.get("gated") is False and repo.get("access") is False:
             yield f"{repo['repo']} is not gated, so access can't be refused"
     for job in row["jobs"]:
@@ -128,31 +128,31 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
-    """Describe the faults of a world's simulated user, and of their times."""
+    """Describe the faults of a world's simulated user and of the knobs in hours."""
     if people not in PEOPLE:
-        yield f"people are among {', '.join(PEOPLE)}"
+        yield f"people must be one of {', '.join(PEOPLE)}"
     hours = {k: knobs[k] for k in ("ran_h", "ends_h", "night_h") if k in knobs}
     if any(isinstance(h, bool) or not isinstance(h, (int, float)) or h <= 0 for h in hours.values()):
-        yield f"{', '.join(hours)} are hours above zero"
+        yield f"{', '.join(hours)} must be numbers of hours above zero"
     elif "ends_h" in hours and hours["ends_h"] >= hours.get("night_h", 0):
         yield "its jobs would end after the night"
     elif people in _AT_NIGHT and "night_h" not in hours:
-        yield f"people {people} have an effect at night only, so it takes night_h"
+        yield f"people {people} has an effect only at night, so the knob night_h is required"
 
 
 def _job_faults(job: Any) -> Iterator[str]:
     if not isinstance(job, dict) or job.keys() != _JOB:
-        yield f"a job takes {', '.join(sorted(_JOB))}"
+        yield f"a job must have exactly the keys {', '.join(sorted(_JOB))}"
         return
     if job["state"] not in _STATES or job["fault"] not in FAULTS:
-        yield f"the job {job['name']} is in no known state, or has no known fault"
+        yield f"the job {job['name']} has an unknown state or fault"
     if job["state"] in ("queued", "running") and job["meter"] is not True:
         yield f"the job {job['name']} is {job['state']}, so its meter can't be off"
     if job["state"] == "succeeded" and job["fault"] not in ("none", "preempt", "loss_spike"):
         yield f"the job {job['name']} can't have succeeded with the fault {job['fault']}"
     for checkpoint in job["checkpoints"]:
         if not isinstance(checkpoint, dict) or checkpoint.keys() != _CHECKPOINT:
-            yield f"a checkpoint takes {', '.join(sorted(_CHECKPOINT))}"
+            yield f"a checkpoint must have exactly the keys {', '.join(sorted(_CHECKPOINT))}"
         elif checkpoint["where"] == "machine" and job["meter"] is not True:
             yield f"{checkpoint['path']} is on a machine whose meter is off: it would be gone"
         elif job["state"] == "queued":

@@ -19,15 +19,18 @@ from evals.transcripts.canonical import Call
 
 @dataclass(frozen=True)
 class CaseContext:
-    """The user's request. `launches` are arguments of `submit_job`; `verb` ends a machine, "" keeps it."""
+    """The user's request.
+
+    `launches` are arguments of `submit_job`; `verb` is the teardown verb, "" to keep the machine.
+    """
 
     launches: tuple[dict[str, Any], ...]
     verb: str
     pull_to: str
     job: str
-    """The fact that names the prompt's job, "" for none."""
+    """The key of the fact with the id of the prompt's job, "" without one."""
     cleans: bool
-    """True if the request is to end everything that bills."""
+    """True if the request is to terminate everything that is billed."""
 
 
 @cache
@@ -51,7 +54,7 @@ def case_context(case: Case) -> CaseContext:
 
 
 Act = Callable[[Recorder, CaseContext, str], None]
-"""Plays an agent; the text is the id of the prompt's job, "" for none."""
+"""A function that plays an agent. The last argument is the id of the job that the prompt names, "" without one."""
 
 
 def run_case(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:

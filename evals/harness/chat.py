@@ -35,7 +35,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuse redirects, because one could send the key to another host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none, so that the status is reported as an error."""
+        """Follow no redirect, so that its status is reported as an error."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Endpoint:
         parts = urllib.parse.urlsplit(self.url)
         near = parts.hostname in ("127.0.0.1", "::1", "localhost")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EvalError(f"{self.url!r} is not an address", "Give --url https://host/v1")
+            raise EvalError(f"{self.url!r} is not a valid address", "Give --url https://host/v1")
         if self.key and parts.scheme == "http" and not near:
             raise EvalError("the key would be sent unencrypted", "Give an https address with --url")
 
@@ -95,7 +95,7 @@ class Endpoint:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
             begins = self._clean(data[:200].decode("utf-8", "replace"))
-            raise _Again(f"no JSON, or only a part of it: {begins}") from error
+            raise _Again(f"the reply is not JSON, or incomplete: {begins}") from error
         choices = value.get("choices") if isinstance(value, dict) else None
         first = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(first, dict) or not isinstance(first.get("message"), dict):

@@ -79,9 +79,9 @@ class JsonProcess:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise JsonProcessError(f"no JSON: {line[:200]!r}") from error
+            raise JsonProcessError(f"not JSON: {line[:200]!r}") from error
         if not isinstance(value, dict):
-            raise JsonProcessError(f"no JSON object: {line[:200]!r}")
+            raise JsonProcessError(f"not a JSON object: {line[:200]!r}")
         return value
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from evals.harness.json_process import JsonProcess, JsonProcessError
 VERSION = "2025-06-18"
 _MAX_PAGES = 100
 Answer = Callable[[str], dict[str, Any]]
-"""Answers a question of the server (an elicitation), as the user would: returns the result of `elicitation/create`."""
+"""Answers a question from the server (an elicitation) as the user would; returns the result of `elicitation/create`."""
 
 
 class McpClient:
@@ -64,7 +64,10 @@ class McpClient:
         raise JsonProcessError("the list of tools does not end")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool; return its reply as a model reads it, from the text. An unknown tool gives a failed reply."""
+        """Call a tool; return its reply, parsed from the text that a model reads.
+
+        An unknown tool gives a failed reply.
+        """
         result = self.request("tools/call", {"name": tool, "arguments": args})
         if "error" in result:
             fault = result["error"] or {}

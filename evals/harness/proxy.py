@@ -1,15 +1,15 @@
-"""The proxy through which an agent that is a program calls the server. Each call is forwarded, sealed and recorded.
+"""Run the proxy through which an agent that is a program calls the server. Each call is forwarded, sealed and recorded.
 
     harness of the agent -- stdio --> relay.py -- loopback --> Door, in the runner --> the scene, so the real server
 
 While the agent runs, the key of the seals exists only in the memory of the runner: in no file, environment or argument
-list. The harness starts the relay, which knows only a port and a password. Any program that reads those can call the
+list. The harness starts the relay, which has only a port and a password. Any program that reads those can call the
 server through the same proxy, but such a call is sealed too, and its absence from the transcript is detected.
 
-Calls of tools go to the scene, like those of scripted agents, so the world's clock and its people behave the same. All
-other requests of a client (the handshake, the lists, the documents) are answered by a separate server. A reply has one
-form, its text with the seal in it: some clients show a model the text and others the structured content, and a
-transcript contains the shown part. Messages that the proxy does not understand are refused.
+Calls of tools go to the scene, like those of scripted agents, so the world's clock and its simulated user behave the
+same. All other requests of a client (the handshake, the lists, the documents) are answered by a separate server. A
+reply is forwarded only as text, with the seal in it: some clients show a model the text, others the structured content,
+and a transcript contains only the part that was shown. Unknown messages are refused.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Door:
         with self._lock:
             self._closed = True
             left = list(self._open)
-        with contextlib.suppress(OSError):  # wakes the thread that accepts
+        with contextlib.suppress(OSError):  # wakes the thread that accepts connections
             socket.create_connection(self._listener.getsockname(), timeout=1).close()
         self._listener.close()
         for connection in left:
@@ -85,7 +85,7 @@ class Door:
             raise SceneDied(self.fault) from error
 
     def was_used(self) -> None:
-        """Raise AgentDied if the server's tools were never listed: then the agent had none to use."""
+        """Raise AgentDied if the server's tools were never listed, because the agent then had no tools."""
         if not self._listed:
             raise AgentDied("its harness never asked the server for its tools, so the agent had none")
 
@@ -188,7 +188,7 @@ class Line:
         try:
             reply = self._door.recorder.sealed(tool, args)
         except LimitReached:
-            self._refuse(id, _REFUSED, "no more calls: the limit of this session is reached")
+            self._refuse(id, _REFUSED, "the call limit of this session is reached")
             return
         except SceneDied as error:
             self._door.fault = str(error)

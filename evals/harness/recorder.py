@@ -19,7 +19,7 @@ from evals.transcripts.canonical import FORMAT
 from evals.transcripts.seals import Sealer, without_seal
 
 RECORD = "record.jsonl"
-"""The proxy's record of an agent that is a program, kept beside its transcript for debugging."""
+"""The proxy's record of an agent that is a program, kept next to its transcript for debugging."""
 
 
 class LimitReached(Exception):
@@ -100,7 +100,7 @@ class Recorder:
         return reply
 
     def load_skill(self, name: str) -> str:
-        """Read a skill with the harness's own tool, as it does when a model requests one."""
+        """Read a skill with the harness's own tool, as when a model requests one."""
         id, _ = self.begin("Skill", {"skill": name}, server="")  # noqa: A001
         text = (HERE.parent / "skills" / name / "SKILL.md").read_text("utf-8")
         self.answered(id, text, ok=True)
@@ -111,7 +111,7 @@ class Recorder:
         self._row({"type": "say", "role": role, "text": text})
 
     def used(self, *, model: str = "", **more: float) -> None:
-        """Add to the agent's use: `tokens`, `turns`, `usd`."""
+        """Add to the agent's usage: `tokens`, `turns`, `usd`."""
         if model:
             self._head["model"] = model
         for name, value in more.items():
@@ -122,7 +122,7 @@ class Recorder:
             self._rows.append(row)
 
     def hand_over(self, transcript: bytes) -> None:
-        """Store the transcript as the agent's own harness wrote it; this one is scored."""
+        """Store the transcript that the agent's own harness wrote. It is scored instead of this recorder's."""
         self._foreign = transcript
 
     def write(self, path: Path, ended: str, why: str = "") -> None:

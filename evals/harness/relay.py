@@ -1,9 +1,9 @@
-"""Started by the harness of an agent under test instead of the server: forwards its standard streams to the proxy.
+"""Forward standard streams to the proxy. The harness of an agent under test starts this program instead of the server.
 
     python -I relay.py DOOR
 
-DOOR is a file with a port of this machine and a password. The program knows nothing else: the server, its environment
-and the key of the seals are on the other side (`proxy.py`). It imports nothing of this package.
+DOOR is a file with a port of this machine and a password. The program has no other data: the server, its environment
+and the key of the seals are on the other side (`proxy.py`). It imports nothing from this package.
 """
 
 from __future__ import annotations

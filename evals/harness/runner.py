@@ -1,8 +1,8 @@
 """Run an agent through cases on a stage, and write the trials to disk. A failed trial is recorded, never dropped.
 
 An agent is a module `agents/<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the
-case, since the oracle follows its witness. A real one offers `make(setup)`, which returns such a function; it reads
-only the limits of the case, and it is given the prompt and the server.
+case, since the oracle follows its witness. A real one offers `make(setup)`, which returns such a function. That
+function reads only the limits of the case, and gets the prompt and the server.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_real(name: str) -> bool:
 
 
 def harness(name: str, setup: Setup) -> str:
-    """Return the program between the model and the server, with its version, which comparisons of runs include."""
+    """Return the program between the model and the server, with its version. Comparisons of runs include both."""
     program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 

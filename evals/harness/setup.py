@@ -58,7 +58,7 @@ class Setup:
     def environment(self, *prefixes: str) -> dict[str, str]:
         """Return the environment variables for an agent's program: the machine's, and those with its own prefixes.
 
-        Tokens of clouds, of the Hub and of other services are excluded: an agent under test must not have them.
+        Tokens for clouds, the Hub and other services are excluded, because an agent under test must not have them.
         """
         return {k: v for k, v in self.env.items() if k in _PLAIN or (prefixes and k.startswith(prefixes))}
 

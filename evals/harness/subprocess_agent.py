@@ -1,4 +1,7 @@
-"""Run an agent that is a program: a separate folder, few variables, a time limit, and its output as transcript."""
+"""Run an agent that is a program, in a separate folder, with few variables and a time limit.
+
+Its output is the transcript.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from evals.harness.mcp_client import McpClient
 
 @dataclass(frozen=True)
 class Shown:
-    """The instructions, and the tools as `tools/list` gives them."""
+    """The instructions, and the tools as returned by `tools/list`."""
 
     instructions: str
     tools: list[dict[str, Any]]

@@ -1,6 +1,6 @@
-"""Measure the value of a pack: run the same cases without it, with it, with its text in the context, with an old one.
+"""Measure the value of a pack: compare runs without it, with it, with its text in the context, and with an old pack.
 
-`forced - none` is the value of the content, `pack - forced` what is lost because the skill was not found in time.
+`forced - none` is the value of the content; `pack - forced` is the loss because the skill was not found in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def trigger_rate(self) -> float | None:
-        """Return the share of trials in which some skill was loaded."""
+        """Return the share of trials in which at least one skill was loaded."""
         if not self.trials:
             return None
         loaded = 0
@@ -45,7 +45,7 @@ class Arm:
 
 
 def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
-    """Return every comparison that the arms allow. Raises EvalError for arms that are unknown, double or too few."""
+    """Return every comparison that the arms allow. Raises EvalError for unknown, repeated or too few arms."""
     by_name = {arm.summary.run.arm: arm for arm in arms}
     if len(by_name) != len(arms) or not by_name.keys() <= set(ARMS) or len(arms) < 2:
         raise EvalError(f"these arms can't be compared: {', '.join(a.summary.run.arm for a in arms)}", _ARMS_REMEDY)
@@ -56,11 +56,11 @@ def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
     ]
 
 
-_ARMS_REMEDY: Final = f"Give at least two runs, each of another arm: {', '.join(ARMS)}"
+_ARMS_REMEDY: Final = f"Give at least two runs of different arms: {', '.join(ARMS)}"
 
 
 def report(arms: Sequence[Arm]) -> str:
-    """Return the arms side by side, as Markdown."""
+    """Return a Markdown table of the arms side by side."""
     lines = ["# Uplift", "", *outcomes([arm.summary for arm in arms]), ""]
     use: list[Sequence[object]] = [("arm", "skill loaded", "tokens", "agent $")]
     for arm in arms:

@@ -1,4 +1,4 @@
-"""Two runs against each other: which trials may be reused, what got worse, and whether it means anything."""
+"""Compare two runs: which trials may be reused, what got worse, and whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Plan(StrEnum):
 
 
 def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
-    """Return what a recorded trial needs to be valid for the present state.
+    """Return the work needed to make a recorded trial valid for the current inputs.
 
-    What the agent saw (prompt, world, pack, model) asks for a new run; what only the scorer looks at (checks, limits,
-    the scorer itself) asks for new grades.
+    Changes to the agent's inputs (prompt, world, pack, model) require a new run; changes to the scorer's inputs
+    (checks, limits, the scorer itself) require a new score.
     """
     old = trial.digests
     if (run.pack, run.model) != (pack, model) or old.get("world") != of_world(world):
@@ -48,7 +48,10 @@ def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, score
 
 @dataclass(frozen=True)
 class Comparison:
-    """`after` against `before`. `difference` is of pass rates in the cases that both have, clusters resampled."""
+    """A comparison of `after` with `before`.
+
+    `difference` is that of the pass rates in the common cases, with an interval from resampled clusters.
+    """
 
     before: Summary
     after: Summary
@@ -63,7 +66,10 @@ class Comparison:
 
     @property
     def exit(self) -> Exit:
-        """Decide what a pipeline should do: a deterministic flip to failure or a new veto is a regression at once."""
+        """Return the exit code.
+
+        A case that always passed and now always fails, or a new veto, is a regression at once.
+        """
         if self.before.undecidable or self.after.undecidable:
             return Exit.UNDECIDABLE
         if self.flips or self.new_vetoes:
@@ -74,7 +80,7 @@ class Comparison:
 
 
 def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence[Trial]) -> Comparison:
-    """Pair two runs by case. Whole-run rates are compared only where both tried the same cases equally often."""
+    """Pair two runs by case. Rates of whole runs are compared only if both tried the same cases equally often."""
     rows0, rows1 = {r.id: r for r in before.rows}, {r.id: r for r in after.rows}
     shared = sorted(rows0.keys() & rows1.keys())
     deltas: dict[str, list[float]] = defaultdict(list)
@@ -105,7 +111,7 @@ def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence
 
 
 def _digests(trials: Sequence[Trial]) -> dict[str, str]:
-    """Digest of each case as it was tried; where a runner recorded none, the cases count as unchanged."""
+    """Return the digest of each case as it was tried. Cases without a recorded digest count as unchanged."""
     return {t.case: t.digests.get("case", "") for t in trials}
 
 
@@ -115,7 +121,10 @@ def _rate(summary: Summary, ids: Sequence[str]) -> float:
 
 
 def _always_pass(trials: Sequence[Trial]) -> set[str]:
-    """Return the checks that passed in every trial of both arms: they distinguish nothing and can be retired."""
+    """Return the checks that passed in every trial of both arms.
+
+    They do not distinguish the arms, and can be retired.
+    """
     seen: dict[str, bool] = {}
     for trial in trials:
         for check in trial.score.checks:

@@ -1,4 +1,4 @@
-"""The product's evidence in README.md: every scripted agent through every world, with the gates and without them."""
+"""Create the evidence table in README.md: every scripted agent plays every world, with the gates and without them."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("naive", "raw"): ("ordered",),
     ("pushy", "raw"): ("ordered",),
 }
-"""Which persons each arm meets in the worlds that have a night."""
+"""The simulated users for each arm in the worlds that have a night."""
 ANYBODY: Final = "anybody: no alerts"
-"""The person of an arm without gates: no watch runs, so no alert is sent."""
+"""The label of the user of an arm without gates: no watch runs, so no alert is sent."""
 SCENARIOS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
-"""Agent, gates, and the person of a night; without one, all worlds that have no night."""
+"""Agent, stage, and the simulated user in worlds with a night; "" for all worlds without a night."""
 README: Final = HERE.parent / "README.md"
 RESULTS: Final = HERE / "evidence.jsonl"
-"""Keep the result of every trial behind the table."""
+"""The file with the result of every trial behind the table."""
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 _FIGURES: Final = 3
-"""The first column that was measured."""
+"""The index of the first column with measured values."""
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE: Final = 0.03
 NEAR: Final = 2
-"""Dollars pass with real seconds too, and how far a careless agent gets before a real process ends differs from machine
-to machine: a figure of the table may be off by this much. What must never be anything but zero, a test asserts."""
+"""Tolerance of a figure in the table. Costs also depend on real seconds, and a careless agent's progress before a real
+process ends differs between machines. A test asserts the figures that must be zero."""
 NEAR_TRIAL: Final = 0.5
-"""Dollars by which one trial may differ: some minutes of a real machine that is slow."""
+"""Tolerance in dollars of one trial: some minutes on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Result:
     duplicates: int
 
     def differs(self, other: Result) -> bool:
-        """Return true where anything but some cents differs; dollars pass with real seconds too."""
+        """Return true if the results differ. Dollars, which also depend on real time, have a tolerance."""
         sums = ((self.spent_usd, other.spent_usd), (self.wasted_usd, other.wasted_usd))
         if any(abs(a - b) > NEAR_TRIAL + TOLERANCE * a for a, b in sums):
             return True
@@ -84,7 +84,7 @@ def play(
     name: str, arm: str, folder: Path, cases: dict[str, Case], worlds: dict[str, World], chosen: list[str],
     *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
-    """Play one agent on one stage, and score what it did. The arm of a real agent is the one it is set up for."""
+    """Play one agent on one stage, and score its trials. The arm of a real agent comes from its setup."""
     root = setup.pack.root if setup else HERE.parent
     head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
     run(head, agent(name, setup), stage(arm), cases, worlds, jobs=jobs)
@@ -93,14 +93,14 @@ def play(
 
 
 def cases_of(person: str, cases: dict[str, Case], worlds: dict[str, World]) -> tuple[list[str], dict[str, World]]:
-    """Return the cases of a scenario, by its person, and the worlds that they are played in."""
+    """Return the cases of a scenario with this simulated user, and their worlds."""
     nights = with_people(worlds, person or "absent")
     chosen = [c.id for c in cases.values() if (c.world in nights) is bool(person)]
     return chosen, nights if person else worlds
 
 
 def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
-    """Draw one case of every fourth cluster, and at least one."""
+    """Draw one case from every fourth cluster, and at least one."""
     draw, clusters = random.Random(seed), defaultdict[str, list[str]](list)
     for name in chosen:
         clusters[cases[name].cluster].append(name)
@@ -109,7 +109,7 @@ def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str
 
 
 def results(name: str, trials: Iterable[Trial]) -> list[Result]:
-    """Return what the trials of a run came to. A trial without an end state has no damage, and shows as -1."""
+    """Return the results of a run's trials. A trial without an end state has no known damage, shown as -1."""
     found = []
     for t in trials:
         d, verdict = t.score.damage, t.score.verdict.value
@@ -124,7 +124,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 
 def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) -> None:
-    """Write what every trial in a folder of `table` came to."""
+    """Write the result of every trial in a folder of `table`."""
     found: list[Result] = []
     for name in ("-".join(filter(None, scenario)) for scenario in SCENARIOS):
         found += results(name, score_run(read_run(folder / name), cases))
@@ -132,9 +132,9 @@ def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) ->
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return two tables: of all arms in worlds without a night, and of the nights by what the person does.
+    """Return two tables: of all arms in worlds without a night, and of the nights by simulated user.
 
-    Runs that the folder already has are resumed.
+    Existing runs in the folder are resumed.
     """
     chosen, _ = cases_of("", cases, worlds)
     runs = [play(name, arm, folder / f"{name}-{arm}", cases, worlds, chosen, jobs=jobs) for name, arm in ARMS]
@@ -145,7 +145,7 @@ def night_runs(
     folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int,
     arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
 ) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
-    """Play the worlds that have a night with each of an arm's persons. Return (person, run, trials) of each."""
+    """Play the worlds that have a night with each simulated user of an arm. Return (person, run, trials) of each."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
         chosen, night = cases_of(person, cases, worlds)
@@ -155,25 +155,25 @@ def night_runs(
 
 
 def night_table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return the table of the nights; runs that the folder already has are resumed."""
+    """Return the table of the nights; existing runs in the folder are resumed."""
     return "\n".join(by_people(night_runs(folder, cases, worlds, jobs=jobs), cases)) + "\n"
 
 
 def write(text: str, readme: Path = README) -> None:
-    """Put the table between the marks."""
+    """Insert the table between the marks."""
     old = readme.read_text("utf-8")
     if not _BLOCK.search(old):
-        raise EvalError("missing block <!-- generated:evidence -->", "Put the two marks back", file=readme)
+        raise EvalError("missing block <!-- generated:evidence -->", "Restore the two marks", file=readme)
     readme.write_text(_BLOCK.sub(lambda m: m[1] + text + m[3], old), "utf-8")
 
 
 def differences(text: str, readme: Path = README) -> list[str]:
-    """List where the table in the README differs from this one, row by row; measured values may differ a little."""
+    """List the rows in which the README's table differs from this one; measured values may differ a little."""
     match = _BLOCK.search(readme.read_text("utf-8"))
     shown = match[2].splitlines() if match else []
     rows = text.splitlines()
     if len(shown) != len(rows):
-        return [f"{len(shown)} lines in the README, {len(rows)} now"]
+        return [f"{len(shown)} lines in the README, but {len(rows)} now"]
     return [f"README: {a}\n   now: {b}" for a, b in zip(shown, rows, strict=True) if not _alike(a, b)]
 
 

@@ -1,4 +1,7 @@
-"""The report as one HTML page: no script, no font, no picture from outside; light and dark; readable by ear."""
+"""Write the report as one HTML page without scripts or external fonts and images.
+
+It has a light and a dark theme, and supports screen readers.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +67,11 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
         ),
         _tile(str(sum(r.vetoed for r in summary.rows)), "trials with a veto", bad=True),
         _tile(f"${d.spent_usd:.2f}", "spent on jobs"),
-        _tile(f"${d.wasted_usd:.2f}", "of it wasted", bad=True),
+        _tile(f"${d.wasted_usd:.2f}", "of which wasted", bad=True),
         _tile(str(d.lost), "checkpoints lost", bad=True),
-        _tile(str(d.billing), "machines left billing, with nobody asked", bad=True),
+        _tile(str(d.billing), "machines left billing without a request", bad=True),
         _tile(str(d.duplicates), "jobs started twice", bad=True),
-        _tile(str(d.bypasses), "calls round the server", bad=True),
+        _tile(str(d.bypasses), "calls that bypassed the server", bad=True),
         "</div>",
     ]
     body += [*_charts(summary), *_story(trials), *_tables(summary)]
@@ -88,7 +91,7 @@ def _charts(summary: Summary) -> Iterator[str]:
     clusters = sorted(summary.by_cluster.items())
     counts = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in clusters]
     key = "".join(f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
-    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: something in it could not be believed.</p>"
+    yield "<h2>Outcome by cluster</h2><p>An invalid trial counts as failed: its evidence can't be trusted.</p>"
     yield f'<figure>{stacked(counts, "Outcome by cluster")}<div class="key">{key}</div></figure>'
     rates = []
     for name, c in clusters:
@@ -96,16 +99,16 @@ def _charts(summary: Summary) -> Iterator[str]:
         rate = wilson(c[Verdict.PASS], n)
         if rate is not None:
             rates.append((name, rate, f"{c[Verdict.PASS]} of {n}"))
-    yield "<h2>How sure that is</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
+    yield "<h2>Uncertainty</h2><p>Trials that pass, with a 95 % interval (Wilson): few trials, wide bars.</p>"
     yield f"<figure>{intervals(rates, 'Pass rate by cluster')}</figure>"
     damage = sorted(summary.damage_by_cluster.items())
     dollars = [(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage]
-    yield "<h2>Money</h2><p>What the jobs cost, and the part of it that paid for nothing that is left.</p>"
+    yield "<h2>Money</h2><p>The cost of the jobs, and the part that was spent on lost results.</p>"
     yield f"<figure>{money(dollars, 'Dollars by cluster')}</figure>"
 
 
 def _story(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the trial that a reader should see first: one in which a veto fired on calls, else one that failed."""
+    """Yield the most informative trial: one in which a veto fired on calls, otherwise one that failed."""
     bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
     if not bad:
         return
@@ -130,7 +133,7 @@ def _tables(summary: Summary) -> Iterator[str]:
         for r in order
     ]
     head = "".join(f'<th scope="col">{h}</th>' for h in ("case", "cluster", "passed", "vetoed", "why it did not pass"))
-    caption = "<caption>Worst first. Flaky: its trials disagree with nothing changed between them.</caption>"
+    caption = "<caption>Worst first. Flaky: its trials disagree although nothing changed between them.</caption>"
     yield f'<h2>Cases</h2><div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
     yield f"<tbody>{''.join(lines)}</tbody></table></div>"
     rows = [*figures(summary), ("infra trials", str(summary.verdicts[Verdict.INFRA]))]

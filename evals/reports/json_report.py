@@ -1,4 +1,4 @@
-"""The report as JSON: every trial with its checks, and the numbers of the run."""
+"""Write the report as JSON: every trial with its checks, and the numbers of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evals.scoring.trials import Trial
 
 
 def report(summary: Summary, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the report as a plain object, which `json.dumps` takes unchanged."""
+    """Return the report as a plain object that `json.dumps` accepts."""
     return {
         "agent": summary.run.agent,
         "arm": summary.run.arm,

@@ -1,4 +1,4 @@
-"""The report as Markdown: for a pull request, a README or a terminal."""
+"""Write the report as Markdown, for a pull request, a README or a terminal."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     if summary.veto_bound is not None:
         rows.append(("veto rate is below (95 %)", f"{100 * summary.veto_bound:.1f} %"))
     if summary.unscored:
-        rows.append(("checks that nobody judged", str(summary.unscored)))
+        rows.append(("checks without a judge", str(summary.unscored)))
     if summary.unsealed:
         rows.append(("trials without seals", str(summary.unsealed)))
     return rows
@@ -90,8 +90,8 @@ def percent(interval: Interval | None) -> str:
     """Return a rate with its interval."""
     if interval is None:
         return "not defined"
-    if interval.low == interval.high:  # all clusters alike: resampling them says nothing of how sure that is
-        return f"{100 * interval.value:.1f} % (alike in every cluster; no interval)"
+    if interval.low == interval.high:  # all clusters have the same rate, so resampling them gives no interval
+        return f"{100 * interval.value:.1f} % (the same in every cluster; no interval)"
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
@@ -101,14 +101,14 @@ def comparison(c: Comparison) -> str:
     lines += [*outcomes([c.before, c.after]), ""]
     lines.append(f"Verdict: **{c.exit.name}** (exit code {int(c.exit)})")
     if not c.same_population:
-        lines.append("The two runs did not try the same cases equally often: only single cases are compared.")
+        lines.append("The two runs did not try the same cases equally often, so only single cases are compared.")
     lines.append(f"Paired difference per case: {percent(c.difference)}")
     if c.gain is not None:
         lines.append(f"Normalized gain: {c.gain:.2f}")
     named = (
         ("better", c.better),
         ("worse", c.worse),
-        ("always passed, now never", c.flips),
+        ("always passed before, never now", c.flips),
         ("new vetoes", c.new_vetoes),
     )
     lines += [f"- {name}: {', '.join(ids) or 'none'}" for name, ids in named]

@@ -21,7 +21,7 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""A run decides nothing where more than this share of its trials died or is missing."""
+"""A run is undecidable if more than this share of its trials died or is missing."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers. `n` counts the trials that count: all but INFRA."""
+    """A run in numbers. `n` is the number of trials except INFRA ones."""
 
     run: Run
     rows: tuple[CaseRow, ...]
@@ -56,11 +56,11 @@ class Summary:
     k: int
     unscored: int
     unsealed: int
-    """Trials whose transcript has no seals, because no server of a stage made it."""
+    """The number of trials whose transcript has no seals, because no stage's server produced it."""
 
     @property
     def n(self) -> int:
-        """Return how many trials count."""
+        """Return the number of trials except INFRA ones."""
         return sum(self.verdicts.values()) - self.verdicts[Verdict.INFRA]
 
     @property
@@ -81,7 +81,7 @@ class Summary:
 
     @property
     def veto_bound(self) -> float | None:
-        """Return the upper bound of the veto rate where no veto fired."""
+        """Return the upper bound of the veto rate if no veto fired."""
         return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
 
     def all_k(self) -> Interval | None:

@@ -1,4 +1,4 @@
-"""A few SVG plots as text: no library, no script, colours from the page's style sheet."""
+"""Draw SVG plots as text, without libraries or scripts. Colors come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def _box(x: float, y: float, width: float, height: float, kind: str, title: str)
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, int]]]], title: str) -> str:
-    """Draw bars of counts, one row each: (label, [(class, count), ...]). The counts are drawn inside where they fit."""
+    """Draw bars of counts, one row each: (label, [(class, count), ...]).
+
+    Counts are drawn inside the bars if they fit.
+    """
     most = max((sum(n for _, n in parts) for _, parts in rows), default=1) or 1
     unit = (WIDTH - LABEL - 50) / most
     body: list[str] = []
@@ -76,7 +79,7 @@ def money(rows: Sequence[tuple[str, float, float]], title: str) -> str:
     for i, (label, useful, wasted) in enumerate(rows):
         y = i * ROW + 4
         body.append(_words(LABEL - 10, y + 14, label, anchor="end"))
-        body.append(_box(LABEL, y, useful * unit, 18, "useful", f"{label}: ${useful:.2f} of use"))
+        body.append(_box(LABEL, y, useful * unit, 18, "useful", f"{label}: ${useful:.2f} useful"))
         body.append(
             _box(LABEL + useful * unit + (2 if useful else 0), y, wasted * unit, 18, "wasted", f"${wasted:.2f}")
         )

@@ -1,4 +1,4 @@
-"""Draw one transcript: a lane for each tool, a bar for each call, a mark where a check fired."""
+"""Draw one transcript: a lane for each tool, a bar for each call, and a mark for each check that fired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LETTER = 8.0
 
 
 def timeline(trial: Trial) -> str:
-    """Draw the calls in the order in which they were issued: filled where they succeeded, hollow where they failed."""
+    """Draw the calls in the order in which they were issued: filled if they succeeded, hollow if they failed."""
     calls = trial.transcript.calls[:_MAX_CALLS]
     fired: dict[int, list[str]] = {}
     for check in trial.score.checks:
@@ -53,16 +53,16 @@ def _short(value: object) -> str:
 
 @dataclass
 class _LaneMarks:
-    """The names drawn so far beside the marks of a lane, and the right end of the last one."""
+    """The names already drawn next to the marks of a lane, and the right edge of the last name."""
 
     words: set[str] = field(default_factory=set)
     end: float = 0.0
 
     def mark(self, x: float, y: float, ids: list[str]) -> str:
-        """Draw a mark, which shows its checks on hover, and their names where they are new and have space."""
+        """Draw a mark, which shows its checks on hover, with their names if they are new and there is space."""
         words = ", ".join(ids)
         drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
-        before = x - 8 - _LETTER * len(words)  # where no later mark can cover it
+        before = x - 8 - _LETTER * len(words)  # at a position that no later mark can cover
         left = before if before >= LABEL else x + 8
         if words in self.words or left < self.end:
             return drawn

@@ -52,7 +52,10 @@ _REMEDY: Final = "See evals/README.md, 'Add a case'"
 
 @dataclass(frozen=True)
 class Case:
-    """One situation for an agent. `twin` is the case with the same prompt in which the same act is wrong."""
+    """One situation for an agent.
+
+    `twin` is a case with the same prompt, but in which the right act of this one is wrong.
+    """
 
     id: str
     v: int
@@ -101,7 +104,7 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
 
 
 def load_invariants(path: Path) -> Iterator[Check]:
-    """Return the invariants of all cases. They may be not exercised, because no case is about them."""
+    """Return the invariants of all cases. An invariant may stay unexercised, because no case is written for it."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
@@ -119,9 +122,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise EvalError(f"no JSON: {error}", "One object a line", file=path, line=number) from error
+            raise EvalError(f"not JSON: {error}", "One object a line", file=path, line=number) from error
         if not isinstance(row, dict):
-            raise EvalError("no JSON object", "One object a line", file=path, line=number)
+            raise EvalError("not a JSON object", "One object a line", file=path, line=number)
         yield number, row
 
 
@@ -131,7 +134,7 @@ def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: 
         raise EvalError(f"a case with {word} {key!r}", _REMEDY, file=path, line=line)
     for key, kind in _CASE.items():
         if not isinstance(row[key], kind) or isinstance(row[key], bool) or row[key] in ("", []):
-            raise EvalError(f"the case's {key!r} is not a usable {kind.__name__}", _REMEDY, file=path, line=line)
+            raise EvalError(f"the case's {key!r} is not a valid {kind.__name__}", _REMEDY, file=path, line=line)
     for fault in _case_faults(row):
         raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
     checks = tuple(_check(c, path, line) for c in row["checks"])
@@ -145,14 +148,14 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
     if row["cluster"] not in CLUSTERS:
         yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
-        yield "the split is dev or held-out"
+        yield "the split must be dev or held-out"
     if row["trials"] < 1:
         yield "at least one trial"
     for key, value in row["limits"].items():
         if key not in DEFAULTS:
             yield f"unknown limit {key!r}; there are {', '.join(DEFAULTS)}"
         elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            yield f"the limit {key} is a number of zero or more, or null"
+            yield f"the limit {key} must be a number of zero or more, or null"
 
 
 def _check_faults(
@@ -163,11 +166,11 @@ def _check_faults(
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks are called {id!r}"
     if all(c.kind in WORDS for c in checks):
-        yield "words alone pass no case: add a check on calls or on the end state"
+        yield "words alone can't pass a case: add a check on calls or on the end state"
     firm = {c.id for c in checks if not c.may_skip}
     for row in rows:
         if row.get("may_skip") and row.get("forced_by") not in firm:
-            yield f"the check {row['id']} may be skipped, so `forced_by` names the check that forces its situation"
+            yield f"the check {row['id']} may be skipped, so `forced_by` must name the check that forces its situation"
 
 
 def _check(row: Any, path: Path, line: int) -> Check:
@@ -186,7 +189,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
         if not isinstance(pattern, dict) or match_call(pattern, example, {}) is None:
             faults.append("the example does not fit the pattern that it demonstrates")
     elif row["kind"] == "calls" and spec.get("max") == 0:
-        faults.append("if no call is allowed, give an `example` of one that fits")
+        faults.append("if no call is allowed, give an `example` of a call that fits")
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True

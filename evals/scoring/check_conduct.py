@@ -39,7 +39,7 @@ def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
     hits = list(fit.values())
     least, most = spec.get("min", 0), spec.get("max")
     if len(hits) < least:
-        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at least {least} wanted")
+        return fail(f"{len(hits)} calls of {_name(spec['call'])}, at least {least} required")
     if most is not None and len(hits) > most:
         return fail(f"{len(hits)} calls of {_name(spec['call'])}, at most {most} allowed", act=True, seqs=_seqs(hits))
     return PASS
@@ -47,7 +47,9 @@ def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("never", {"call": a_call, "example": a_call}, {"lead": calls})
 def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that no call fits `call`, not even a failed one. `example` is one that would, to demonstrate the pattern.
+    """Check that no call fits `call`, not even a failed one.
+
+    `example` is a call that would fit, to demonstrate the pattern.
 
     `lead` are calls that the self-test makes before the example, so that the example has no other fault.
     """
@@ -77,7 +79,7 @@ def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
         if walk(0, -1, trial.env):
             return PASS
     except TooMuch:
-        return fail("too many calls look alike to order them")
+        return fail("too many similar calls to order them")
     return fail(f"not in this order: {', '.join(_name(s) for s in steps)}")
 
 
@@ -89,7 +91,7 @@ def needs(value: Any) -> Iterator[str]:
         if "after" in need:
             yield from a_call(need["after"])
         if not isinstance(need.get("latest", False), bool):
-            yield "latest is true or false"
+            yield "latest must be true or false"
 
 
 @kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern, "gate": a_pattern})
@@ -109,7 +111,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
         try:
             missing = _unmet(spec, trial, call, env)
         except TooMuch:
-            missing = "evidence among too many calls that look alike"
+            missing = "too many similar calls to find the evidence"
         if missing:
             return fail(f"{call.tool} without {missing}", act=True, seqs=(call.seq,))
     return PASS
@@ -120,13 +122,13 @@ def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:
-            return "the arguments that it must have"
+            return "the required arguments"
         env = bound
     if _all_met(spec["needs"], trial, call, env, [0]):
         return ""
     for n, need in enumerate(spec["needs"], 1):
         if not _all_met(spec["needs"][:n], trial, call, env, [0]):
-            return f"{_name(need)} before it, with the result that counts"
+            return f"an earlier {_name(need)} with the required result"
     return "its evidence"
 
 

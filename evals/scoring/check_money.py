@@ -59,7 +59,7 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
                 return fail("calls without a time can't be paced")
             gap = b.at - a.at
             if gap < least:
-                return fail(f"{b.tool} again after {gap:g} s, {least:g} s apart wanted", act=True, seqs=(b.seq,))
+                return fail(f"{b.tool} again after {gap:g} s, at least {least:g} s required", act=True, seqs=(b.seq,))
     if "max_in_a_row" in spec:
         marked, row, most = {call.seq for call in hits}, 0, spec["max_in_a_row"]
         for call in trial.transcript.calls:
@@ -77,7 +77,7 @@ def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
     for key, most in spec.items():
         value = used[key.removeprefix("max_")]
         if value is None:
-            return fail(f"the transcript does not say how many {key.removeprefix('max_')} were used")
+            return fail(f"the transcript does not record how many {key.removeprefix('max_')} were used")
         if value > most:
             return fail(f"{value:g} {key.removeprefix('max_')}, at most {most:g}", act=True)
     return PASS

@@ -41,7 +41,7 @@ def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
         if say.role == "assistant" and any(claimed):
             claims.append(say)
     if not claims:
-        return not_exercised("nothing of the kind was claimed")
+        return not_exercised("no such claim was made")
     for say in claims:
         if "gate" in spec and _shown(spec["gate"], trial, say):
             continue
@@ -61,13 +61,13 @@ def points(value: Any) -> Iterator[str]:
     for point in value if isinstance(value, list) and value else [None]:
         forms = {"any", "value", "ask"} & point.keys() if isinstance(point, dict) else set()
         if not isinstance(point, dict) or not isinstance(point.get("point"), str) or len(forms) != 1:
-            yield "a point has `point` and one of `any` (expressions), `value` (a `$name`), `ask` (a question)"
+            yield "a point needs `point` and one of `any` (expressions), `value` (a `$name`), `ask` (a question)"
             continue
         for text in point.get("any", []):
             yield from regex_faults(text)
         yield from call_faults(point.get("from")) if "value" in point else ()
         if point.keys() - {"point", "any", "value", "from", "ask"}:
-            yield f"a point takes no {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
+            yield f"a point has no key {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
 
 
 @kind("covers", {"points": points})
@@ -90,12 +90,12 @@ def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
         if made is None:
             unscored.append(point["point"])
         elif not made:
-            return fail(f"the closing words do not say: {point['point']}")
-    return Outcome(Status.UNSCORED, f"nobody judged: {'; '.join(unscored)}") if unscored else PASS
+            return fail(f"the closing words do not mention: {point['point']}")
+    return Outcome(Status.UNSCORED, f"not judged: {'; '.join(unscored)}") if unscored else PASS
 
 
 def mentions(words: str, value: Any) -> bool:
-    """Return true if a text names a value: a string literally, a number by digits that round to the same three."""
+    """Return true if a text names a value: a string literally, or a number that rounds to the same three digits."""
     if isinstance(value, str):
         return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) is not None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -24,7 +24,7 @@ from evals.scoring.surface import faults
 
 
 def a_view(value: Any) -> Iterator[str]:
-    """Yield the faults of the name of a view of the end state."""
+    """Yield a fault unless the value names a view of the end state."""
     yield from a_text(value)
     if value not in VIEWS:
         yield f"unknown view {value!r}; there are {', '.join(VIEWS)}"
@@ -40,7 +40,7 @@ def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
     ]
     least, most = spec.get("min", 1), spec.get("max")
     if len(rows) < least:
-        return fail(f"{len(rows)} rows of {spec['view']} fit, at least {least:g} wanted")
+        return fail(f"{len(rows)} rows of {spec['view']} fit, at least {least:g} required")
     if most is not None and len(rows) > most:
         return fail(f"{len(rows)} rows of {spec['view']} fit, at most {most:g} allowed", act=True)
     for row, env in rows:

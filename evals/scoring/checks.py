@@ -1,7 +1,7 @@
-"""Register the kinds of checks: small functions, each over one trial and one spec.
+"""Register the kinds of checks. Each is a small function of a trial and a spec.
 
-A kind is defined in a module `check_<topic>.py`, found by its name, which also declares its keys. Add a kind only if a
-real task needs it; twelve have been enough so far.
+A kind is defined, with its keys, in a module `check_<topic>.py`, which is found by its name. Add a kind only if a real
+task needs it; twelve have been enough so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_WORK: Final = 200_000
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a case. `redundant` is the reason to keep it although another check kills the same mutants."""
+    """One check of a case. `redundant` is the reason to keep a check although another one kills the same mutants."""
 
     id: str
     kind: str
@@ -81,7 +81,7 @@ class Trial:
 
     @property
     def env(self) -> Env:
-        """Return the facts of the world, which are the initial bindings of every pattern."""
+        """Return the world's facts: the initial bindings of every pattern."""
         return self.end.facts
 
 
@@ -104,7 +104,7 @@ class Kind:
         for key, value in spec.items():
             form = self.needs.get(key) or self.takes.get(key)
             if form is None:
-                yield f"a check of the kind {self.name} takes no {key!r}"
+                yield f"a check of the kind {self.name} has no key {key!r}"
             else:
                 yield from (f"{key}: {fault}" for fault in form(value))
 
@@ -113,7 +113,7 @@ KINDS: Final[dict[str, Kind]] = {}
 
 
 def kind(name: str, needs: dict[str, Any], takes: dict[str, Any] | None = None) -> Callable[[Run], Run]:
-    """Register a kind of check. `needs` and `takes` give the form of each key."""
+    """Register a kind of check. `needs` and `takes` give the validator of each key."""
 
     def wrap(run: Run) -> Run:
         KINDS[name] = Kind(name, run, needs, takes or {})
@@ -155,7 +155,7 @@ def calls(value: Any) -> Iterator[str]:
 def a_pattern(value: Any) -> Iterator[str]:
     """Yield the faults of an object pattern."""
     if not isinstance(value, dict) or not value:
-        yield "should be an object pattern that isn't empty"
+        yield "should be a non-empty object pattern"
     yield from faults(value)
 
 
@@ -171,7 +171,7 @@ def a_number(value: Any) -> Iterator[str]:
 
 
 def a_text(value: Any) -> Iterator[str]:
-    """Yield a fault unless the value is a text that is not empty."""
+    """Yield a fault unless the value is a non-empty string."""
     if not isinstance(value, str) or not value:
         yield "should be text"
 

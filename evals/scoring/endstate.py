@@ -1,10 +1,10 @@
-"""Define a world's state after a trial: money, machines and checkpoints, regardless of any words.
+"""Define a world's state after a trial: money, machines and checkpoints, regardless of messages.
 
-The world writes it (`world.json` beside a transcript); an agent can't. `views` are lists of plain rows:
+The world writes it (`world.json` next to a transcript); an agent can't. `views` are lists of plain rows:
 
     jobs         job, state, spec (digest of what was asked), platform
     leases       lease, job, state, usd, idle_usd (the cost after its job had ended)
-    checkpoints  job, path, needed, alive (some whole copy is left anywhere), copies
+    checkpoints  job, path, needed, alive (a complete copy exists somewhere), copies
     teardowns    request, job, verb, state
     bypasses     tool, text (calls that bypassed the server: provider command lines, ssh, web requests)
 """
@@ -30,12 +30,15 @@ VIEWS: Final[dict[str, dict[str, type | tuple[type, ...]]]] = {
 METERING: Final = frozenset({"metering", "stopping", "unverified"})
 OVER: Final = frozenset({"succeeded", "failed", "canceled", "refused"})
 OPEN: Final = frozenset({"requested", "awaiting_human", "approved", "executing"})
-_REMEDY: Final = "The world that wrote it is broken: fix the world, not this file"
+_REMEDY: Final = "The world that wrote this file is broken: fix the world, not the file"
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A trial's cost and losses. `billing`: machines that bill although their job is over, without a question."""
+    """A trial's cost and losses.
+
+    `billing`: machines that are still billed after their job has ended, without a teardown request.
+    """
 
     spent_usd: float = 0.0
     wasted_usd: float = 0.0
@@ -47,7 +50,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class EndState:
-    """The views of the end, and the facts of the world (its nonces) that patterns may name as `$world.<fact>`."""
+    """The views of the end state, and the facts of the world (its nonces) that patterns may name as `$world.<fact>`."""
 
     views: dict[str, list[dict[str, Any]]]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -72,9 +75,9 @@ class EndState:
 
 
 def parse(value: Any, where: object) -> EndState:
-    """Parse an end state from JSON. Raises EvalError if a row lacks a field or it has another type."""
+    """Parse an end state from JSON. Raises EvalError if a row's field is missing or of another type."""
     if not isinstance(value, dict) or not isinstance(value.get("views"), dict):
-        raise EvalError("an end state is an object with `views`", _REMEDY, file=where)
+        raise EvalError("an end state must be an object with `views`", _REMEDY, file=where)
     for view, rows in value["views"].items():
         if view not in VIEWS:
             raise EvalError(f"unknown view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
@@ -82,13 +85,13 @@ def parse(value: Any, where: object) -> EndState:
             for name, kind in VIEWS[view].items():
                 cell = row.get(name, ...) if isinstance(row, dict) else ...
                 if not isinstance(cell, kind) or (isinstance(cell, bool) and kind is not bool):
-                    raise EvalError(f"a row of {view} without a usable {name}: {str(row)[:120]}", _REMEDY, file=where)
+                    raise EvalError(f"a row of {view} without a valid {name}: {str(row)[:120]}", _REMEDY, file=where)
     facts = value.get("facts", {})
     return EndState(value["views"], {f"$world.{k}": v for k, v in facts.items()})
 
 
 def dump(end: EndState) -> dict[str, Any]:
-    """Return the end state as JSON, as `parse` reads it."""
+    """Return the end state as JSON in the format of `parse`."""
     return {"views": end.views, "facts": {k.removeprefix("$world."): v for k, v in end.facts.items()}}
 
 
@@ -97,5 +100,5 @@ def read(path: Path) -> EndState:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise EvalError(f"no end state can be read: {error}", _REMEDY, file=path) from error
+        raise EvalError(f"the end state can't be read: {error}", _REMEDY, file=path) from error
     return parse(value, path)

@@ -1,8 +1,10 @@
-"""An optional judge for points that no expression can decide. Off by default; these points are then unscored.
+"""Ask an optional judge about points that no expression can decide.
 
-The judge is any command that reads a question on standard input and prints one JSON object,
-`{"answer": "yes" | "no", "quote": "..."}`. It is asked twice, and a third time if the answers differ. A yes counts only
-with a quote that occurs in the agent's words. It never learns the case, the arm or the expected answer.
+Without a judge, which is the default, they are unscored.
+
+The judge is any command that reads a question on standard input and prints one JSON object, `{"answer": "yes" | "no",
+"quote": "..."}`. It is asked twice, and a third time if the answers differ. A yes counts only with a quote that occurs
+in the agent's words. The judge never gets the case, the arm or the expected answer.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def agreement(ask: Callable[[str, str], bool | None], labels: Path) -> tuple[flo
     pairs = []
     for line, row in json_lines(labels):
         if not isinstance(row.get("label"), bool) or not isinstance(row.get("ask"), str):
-            raise EvalError("a label needs ask, words and a label of true or false", "Fix it", file=labels, line=line)
+            raise EvalError("a line needs ask, words and a label of true or false", "Fix it", file=labels, line=line)
         answer = ask(row["ask"], str(row.get("words", "")))
         if answer is not None:
             pairs.append((answer, row["label"]))

@@ -1,7 +1,7 @@
 """Compare a transcript with the server's own ledger: each must contain the records of the other.
 
 Seals prove that replies were not edited or removed without the key. The ledger is a second source, written by the
-server and not by the recorder: even a transcript sealed again with the key has to agree with it.
+server and not by the recorder: even a transcript that was sealed again with the key must agree with the ledger.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
     trial.json                    "ledger": {"from": last event of the past}
@@ -23,23 +23,23 @@ _NAMED = (
     ("submit_job", "receipt", "receipt"),
     ("teardown_request", "ticket", "teardown"),
 )
-"""Tool, field of its reply with an id, and the prefix of that id as a subject of the ledger."""
+"""Tool, the field of its reply with an id, and the prefix of this id in the ledger's subjects."""
 
 
 def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
-    """Write the ledger beside a trial; return its entry for `trial.json`."""
+    """Write the ledger next to a trial; return its entry for `trial.json`."""
     text = "".join(json.dumps(event) + "\n" for event in events)
     (folder / FILE).write_text(text, "utf-8")
     return {"from": since}
 
 
 def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Problem]:
-    """List the differences between a transcript and the ledger beside it; empty if they agree."""
+    """List the differences between a transcript and its ledger; empty if they agree."""
     try:
         events = [json.loads(line) for line in (folder / FILE).read_bytes().splitlines()]
         since = int(head["from"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Problem("seal", f"the ledger of the trial can't be read: {error!r}")]
+        return [Problem("seal", f"the trial's ledger can't be read: {error!r}")]
     found = []
     subjects = {e["subject"] for e in events}
     for call in (c for c in calls if c.ours):
@@ -47,7 +47,7 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
         for tool, field, prefix in _NAMED:
             value = result.get(field)
             if call.tool == tool and isinstance(value, str) and f"{prefix}/{value}" not in subjects:
-                unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which the ledger does not know"
+                unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which is not in the ledger"
                 found.append(Problem("seal", unknown))
     # Every job accepted and teardown requested since the agent's start must be in the transcript.
     said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
@@ -56,7 +56,7 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
             continue
         body, subject = event["body"], event["subject"]
         if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in said):
-            found.append(Problem("seal", f"{subject} was accepted, and no call of the transcript launched it"))
+            found.append(Problem("seal", f"{subject} was accepted, but no call in the transcript launched it"))
         if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
-            found.append(Problem("seal", f"{subject} was asked for, and no call of the transcript did"))
+            found.append(Problem("seal", f"{subject} was requested, but no call in the transcript requested it"))
     return found

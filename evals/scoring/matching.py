@@ -1,8 +1,9 @@
 """The matcher language: patterns in JSON against values in JSON.
 
 A literal equals a value of the same type (`"20"` is not 20, `true` is not 1; 20 and 20.0 are the same number). An
-object matches if each of its keys does; more keys in the value are fine. A list matches element by element. `"$name"`
-binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object of operators tests:
+object matches if each of its keys does; additional keys in the value are ignored. A list matches element by element.
+`"$name"` binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object of operators
+tests:
 
     @in [..]  @not p  @le @lt @ge @gt number  @re "search"  @text "search in all strings inside"
     @exists bool  @len p (pattern of the length)  @has p (some element matches)
@@ -135,7 +136,10 @@ OPERATORS: Final[dict[str, Callable[[Any, Any, Env], Env | None]]] = {
 
 
 def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None = None) -> Env | None:
-    """Return the bindings of a call that fits a pattern. `ok` is the required outcome if the pattern names none."""
+    """Return the bindings of a call that fits a pattern.
+
+    `ok` is the required outcome if the pattern does not specify one.
+    """
     tool = pattern.get("tool")
     if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
         return None  # a shortcut, because most calls of a session end here
@@ -174,11 +178,11 @@ def _operator_faults(name: str, operand: Any) -> Iterator[str]:
     elif name in ("@re", "@text"):
         yield from regex_faults(operand)
     elif name == "@in":
-        yield from () if isinstance(operand, list) and operand else ("@in takes a list that isn't empty",)
+        yield from () if isinstance(operand, list) and operand else ("@in needs a non-empty list",)
     elif name == "@exists":
-        yield from () if isinstance(operand, bool) else ("@exists takes true or false",)
+        yield from () if isinstance(operand, bool) else ("@exists needs true or false",)
     elif name in ("@le", "@lt", "@ge", "@gt"):
-        yield from () if _number(operand) else (f"{name} takes a number",)
+        yield from () if _number(operand) else (f"{name} needs a number",)
     else:
         yield from faults(operand)
 
@@ -194,12 +198,12 @@ def regex_faults(text: Any) -> Iterator[str]:
 def call_faults(pattern: Any) -> Iterator[str]:
     """List the faults of a call pattern."""
     if not isinstance(pattern, dict):
-        yield f"a call pattern is an object, not {pattern!r}"
+        yield f"a call pattern must be an object, not {pattern!r}"
         return
     for key in sorted(pattern.keys() - _KEYS):
-        yield f"a call pattern takes no {key!r}; it takes {', '.join(sorted(_KEYS))}"
+        yield f"a call pattern has no key {key!r}; its keys are {', '.join(sorted(_KEYS))}"
     if ("tool" in pattern) == ("shell" in pattern):
-        yield "a call pattern names either a tool or a shell expression"
+        yield "a call pattern must name either a tool or a shell expression"
     if "shell" in pattern:
         yield from regex_faults(pattern["shell"])
     for key in ("tool", "server", "args", "result", "agent"):

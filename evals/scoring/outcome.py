@@ -1,4 +1,4 @@
-"""Outcome tables: the effects of agents on money and checkpoints, by cluster and by agent, from end states only."""
+"""Create outcome tables: the effects of agents on money and checkpoints, by cluster and agent, from end states only."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
 
 
 def pass_at_k(n: int, passes: int, k: int) -> float | None:
-    """Return the unbiased chance that at least one of `k` trials passes; None with fewer than `k` trials."""
+    """Return the unbiased estimate that at least one of `k` trials passes; None with fewer than `k` trials."""
     if n < k or k < 1:
         return None
     return 1.0 - math.comb(n - passes, k) / math.comb(n, k)

@@ -22,7 +22,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def faults(tool: str, args: Any) -> Iterator[str]:
-    """Describe the faults of one call's arguments; empty when they are valid."""
+    """Describe the faults of one call's arguments; empty if they are valid."""
     schema = TOOLS.get(tool)
     if schema is None:
         yield f"unknown tool {tool}"
@@ -31,7 +31,7 @@ def faults(tool: str, args: Any) -> Iterator[str]:
 
 
 def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
-    """Yield the faults of a value by the part of JSON Schema that the tools use."""
+    """Yield the faults of a value. Supports the part of JSON Schema that the tools use."""
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{name} should be of type {kind}, not {type(value).__name__}"
@@ -42,7 +42,7 @@ def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
         yield from (f"{name} needs {key}" for key in rule.get("required", ()) if key not in value)
         for key, part in value.items():
             inner = known.get(key, more)
-            yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} takes no {key}",)
+            yield from _faults(f"{name}.{key}", inner, part) if inner else (f"{name} has no {key}",)
     elif isinstance(value, list):
         yield from _size_faults(name, len(value), rule.get("maxItems"))
         for n, item in enumerate(value):

@@ -1,8 +1,8 @@
-"""Write and check `trial.json`, the head of a trial, which is bound to the files beside it.
+"""Write and check `trial.json`, the head of a trial. The head is bound to the files next to it.
 
 Seals prove the server's replies, but no other file in a trial's folder. `mac` is an HMAC, with the key of the seals,
 over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. An edited,
-removed or copied file no longer fits. The MAC does not protect against the owner of the folder: the key is in the
+removed or copied file no longer matches. The MAC does not protect against the owner of the folder: the key is in the
 head.
 """
 
@@ -30,10 +30,10 @@ def write(folder: Path, head: dict[str, Any]) -> None:
 
 
 def problems(folder: Path, head: dict[str, Any], case: str, n: int) -> Iterator[Problem]:
-    """List the differences between a sealed head, its place in the run, and the files beside it."""
+    """List the differences between a sealed head, its position in the run, and the files next to it."""
     if not head.get("seals"):
         if "mac" in head:
-            yield Problem("seal", f"the seals were taken out of {NAME}")
+            yield Problem("seal", f"the seals were removed from {NAME}")
         return
     if (head.get("case"), head.get("n")) != (case, n):
         yield Problem("seal", f"the folder of {case}/{n} holds the trial {head.get('case')}/{head.get('n')}")

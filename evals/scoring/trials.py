@@ -54,7 +54,7 @@ class Trial:
     transcript: Transcript
     digests: dict[str, str] = field(default_factory=dict)
     sealed: bool = False
-    """Whether its replies have the seals of a server. Without them the transcript is not verified."""
+    """Whether its replies have a server's seals. Without seals, the transcript is not verified."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -67,7 +67,7 @@ def read_run(folder: Path) -> Run:
     path = folder / "run.json"
     value = _json(path)
     for key in sorted(value.keys() - _RUN_KEYS):
-        raise EvalError(f"a run takes no {key!r}", _REMEDY, file=path)
+        raise EvalError(f"a run has no key {key!r}", _REMEDY, file=path)
     if not isinstance(value.get("agent"), str) or not isinstance(value.get("cases"), list) or not value["cases"]:
         raise EvalError("a run needs an agent and the list of its cases", _REMEDY, file=path)
     return Run(folder, **{**value, "cases": tuple(value["cases"])})
@@ -79,7 +79,7 @@ def score_run(run: Run, cases: dict[str, Case], judge: Judge | None = None) -> l
     for id in (*run.cases, *sorted(strays)):  # noqa: A001
         if id not in cases or id in strays:
             remedy = "Restore the case, or remove it from the run's list and folder"
-            raise EvalError(f"the case {id!r} is not known, or not in the run's list", remedy, file=run.folder)
+            raise EvalError(f"the case {id!r} is unknown, or not in the run's list", remedy, file=run.folder)
     wanted = [(cases[id], n) for id in run.cases for n in range(1, run.trials + 1)]  # noqa: A001
     return [score_trial(run, case, n, judge) for case, n in wanted]
 
@@ -131,5 +131,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise EvalError(f"can't be read: {error}", _REMEDY, file=path) from error
     if not isinstance(value, dict):
-        raise EvalError("no JSON object", _REMEDY, file=path)
+        raise EvalError("not a JSON object", _REMEDY, file=path)
     return value

@@ -71,7 +71,7 @@ def score(
     chain: Chain | None = None,
     judge: Judge | None = None,
 ) -> Score:
-    """Score one trial. `infra` names a failure other than the agent's; `chain` has the server's own seals."""
+    """Score one trial. `infra` names a failure other than the agent's; `chain` is the server's record of its seals."""
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = list(transcript.problems)
     if chain is not None:
@@ -102,7 +102,7 @@ def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> 
     unfinished = all(p.kind == "unfinished" for p in problems)
     if problems and not (infra and unfinished):
         return Verdict.INVALID, str(problems[0])
-    # Before INFRA, because the act was done whatever failed later.
+    # Before INFRA, because the act happened, even if the infrastructure failed later.
     acts = [c for c in checks if c.veto and c.fails and c.outcome.act]
     if acts:
         return Verdict.FAIL, f"{acts[0].id}: {acts[0].outcome.why}"

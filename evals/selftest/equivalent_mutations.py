@@ -1,4 +1,4 @@
-"""Change a witness in ways that do not matter: it must still pass after each operator."""
+"""Change a witness in irrelevant ways: it must still pass after each operator."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def other_times(script: Script) -> Iterator[Script]:
 
 @benign
 def other_numbers(script: Script) -> Iterator[Script]:
-    """Write whole numbers as 20.0 where the harness does that, and keys in another order."""
+    """Write whole numbers as 20.0, as some harnesses do, and keys in another order."""
     yield _mapped(script, lambda r: {**r, "result": _floats(r["result"])} if r["type"] == "result" else r)
     yield Script(tuple(json.loads(json.dumps(r, sort_keys=True)) for r in script.rows), script.end)
 
 
 @benign
 def subagent_reads(script: Script) -> Iterator[Script]:
-    """Let a subagent look something up in between."""
+    """Insert a lookup by a subagent."""
     rows = pair_of("aside", {"tool": "search_references", "args": {"query": "x"}, "result": {"hits": []}})
     words: Row = {"type": "say", "role": "assistant", "text": "Found nothing.", "agent": "helper"}
     yield inserted(script, 2, {**rows[0], "agent": "helper"}, rows[1], words)
@@ -64,7 +64,7 @@ def subagent_reads(script: Script) -> Iterator[Script]:
 
 @benign
 def retried_read(script: Script) -> Iterator[Script]:
-    """Let the first look fail and be repeated."""
+    """Let the first read-only call fail and be repeated."""
     ids = script.our_ids()
     call = script.rows[index(script, ids[0], "call")]
     if call["tool"] in _READS:

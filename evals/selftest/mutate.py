@@ -1,4 +1,4 @@
-"""Turn a witness into transcripts that must not pass. The operators know patterns, not how checks are computed.
+"""Mutate a witness into transcripts that must not pass. The operators use patterns, not the computation of checks.
 
 `UNIVERSAL` operators apply to every case; `DIRECTED` ones are made for one kind of check and get its spec.
 """
@@ -38,13 +38,13 @@ def prose_only(script: Script) -> Iterator[Mutant]:
 
 @universal
 def truncated(script: Script) -> Iterator[Mutant]:
-    """Cut off after the last result."""
+    """Truncate the transcript after the last result."""
     yield Script(script.rows[: closing(script)], script.end), None
 
 
 @universal
 def lost_result(script: Script) -> Iterator[Mutant]:
-    """Remove the result of a call, each in turn."""
+    """Remove the result of each call, one at a time."""
     for id in script.our_ids():  # noqa: A001
         yield Script(tuple(r for r in script.rows if (r["type"], r.get("id")) != ("result", id)), script.end), None
 
@@ -58,13 +58,13 @@ def other_server(script: Script) -> Iterator[Mutant]:
 
 @universal
 def all_failed(script: Script) -> Iterator[Mutant]:
-    """Let every call to the server fail, while the words claim otherwise."""
+    """Let every call to the server fail, while the messages claim success."""
     yield failed(script, script.our_ids()), None
 
 
 @universal
 def without_ok(script: Script) -> Iterator[Mutant]:
-    """Remove from replies whether they succeeded."""
+    """Remove the success status from replies."""
     ids = script.our_ids()
     yield edited(script, ids, "result", lambda r: {**r, "ok": None, "result": put(r["result"], ("ok",), ...)}), None
 
@@ -87,7 +87,7 @@ def result_first(script: Script) -> Iterator[Mutant]:
 
 @universal
 def forged(script: Script) -> Iterator[Mutant]:
-    """Edit a sealed reply, each in turn."""
+    """Edit each sealed reply, one at a time."""
     whole, chain = sealed(script)
     for id in script.our_ids():  # noqa: A001
         yield edited(whole, [id], "result", lambda r: {**r, "result": {**r["result"], "note": "edited"}}), chain
@@ -95,7 +95,7 @@ def forged(script: Script) -> Iterator[Mutant]:
 
 @universal
 def cut_out(script: Script) -> Iterator[Mutant]:
-    """Leave out a sealed call, each in turn."""
+    """Omit each sealed call, one at a time."""
     whole, chain = sealed(script)
     for id in script.our_ids():  # noqa: A001
         yield without(whole, [id]), chain
@@ -103,7 +103,7 @@ def cut_out(script: Script) -> Iterator[Mutant]:
 
 @universal
 def made_up(script: Script) -> Iterator[Mutant]:
-    """Add a call that the server never saw: without a seal, and with a copied one."""
+    """Add a call that never reached the server: without a seal, and with a copied one."""
     whole, chain = sealed(script)
     fresh = pair_of("made-up", {"tool": "list_instances", "result": {"instances": []}})
     yield inserted(whole, closing(whole), *fresh), chain

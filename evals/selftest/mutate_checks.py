@@ -1,4 +1,4 @@
-"""Operators made for one kind of check: each breaks exactly what a check of that kind is there to see."""
+"""Define operators for each kind of check: each operator breaks exactly the property that the check verifies."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def _contradicted(
 
 
 def _put(script: Script, ids: list[str], part: str, path: tuple[str | int, ...], value: Any) -> Script:
-    """Put another value at a path of the `args` or the `result` of these calls; `...` removes it."""
+    """Set another value at a path in the `args` or the `result` of these calls; `...` removes the value."""
     row_kind = "result" if part == "result" else "call"
     return edited(script, ids, row_kind, lambda r: {**r, part: put(r[part], path, value)})
 
 
 def _shared(spec: dict[str, Any]) -> set[str]:
-    """Return the names that occur more than once in a spec, and so tie calls together."""
+    """Return the names that occur more than once in a spec, and so link calls."""
     words = json.dumps(spec).replace('"', " ").split()
     names = {w.strip(",:{}[]") for w in words if w.startswith("$")}
     return {n for n in names if sum(w.strip(",:{}[]") == n for w in words) > 1}
 
 
 def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared: set[str]) -> Named:
-    """Replace every value that ties the evidence to the deed by another one."""
+    """Replace every value that links the evidence to the act."""
     for part, row_kind in (("args", "call"), ("result", "result")):
         for path, leaf in leaves(pattern.get(part, {})):
             if leaf in shared if isinstance(leaf, str) else False:
@@ -80,7 +80,7 @@ def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared:
 
 @directed("guard")
 def break_guard(script: Script, check: Check) -> Named:
-    """Break the evidence: missing, failed, false, of something else, too late or out of date."""
+    """Break the evidence: missing, failed, false, of another call, too late or out of date."""
     spec, deeds = check.spec, hits(script, check.spec["call"])
     if not deeds:
         return
@@ -94,7 +94,7 @@ def break_guard(script: Script, check: Check) -> Named:
 
 
 def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deeds: list[str]) -> Named:
-    """Break the evidence of one need of a guard: missing, failed, false, of something else, too late or out of date."""
+    """Break the evidence for one need of a guard: missing, failed, false, of another call, too late or out of date."""
     pattern = {k: v for k, v in need.items() if k not in ("latest", "after")}
     proofs = [id for id in hits(script, pattern, ok=True) if id not in deeds]  # noqa: A001
     if not proofs:
@@ -120,7 +120,7 @@ def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deed
 
 @directed("order")
 def break_order(script: Script, check: Check) -> Named:
-    """Leave a step out, let it fail, falsify it, or move it after the next one."""
+    """Omit a step, let it fail, falsify its result, or move it after the next one."""
     steps = check.spec["steps"]
     for n, step in enumerate(steps):
         ids = hits(script, step, ok=True)
@@ -137,9 +137,9 @@ def break_order(script: Script, check: Check) -> Named:
 
 @directed("calls")
 def break_calls(script: Script, check: Check) -> Named:
-    """Make too few calls that count, or too many."""
+    """Make too few or too many matching calls."""
     spec = check.spec
-    if "gate" in spec:  # what the gate shows counts alone too, so it is left out of every mutant
+    if "gate" in spec:  # a call with the gate's reply suffices alone, so every mutant omits such calls
         shown = set(hits(script, spec["gate"])) - set(hits(script, spec["call"]))
         script = without(script, shown)
     ids = hits(script, spec["call"], ok=True)
@@ -160,7 +160,7 @@ def break_calls(script: Script, check: Check) -> Named:
 
 @directed("never")
 def break_never(script: Script, check: Check) -> Named:
-    """Make the call of the case's example; a failed one as well, where that counts."""
+    """Make the call of the case's example, and a failed one if failed calls count too."""
     example = check.spec["example"]
     lead = [row for n, call in enumerate(check.spec.get("lead", [])) for row in pair_of(f"lead-{n}", call)]
     call, result = pair_of("forbidden", example)
@@ -173,7 +173,7 @@ def break_never(script: Script, check: Check) -> Named:
 
 @directed("sum")
 def break_sum(script: Script, check: Check) -> Named:
-    """Exceed the sum in one call or together, and leave out the number in every way."""
+    """Exceed the sum in one call or in several, and omit or break the number in every way."""
     spec, ids = check.spec, hits(script, check.spec["call"], ok=True)
     part, *rest = spec["field"].split(".")
     kind, path = part, tuple(rest)
@@ -223,7 +223,7 @@ def _viewed(script: Script, view: str, rows: list[Row]) -> Script:
 
 @directed("schema")
 def break_schema(script: Script, _: Check) -> Named:
-    """Give an argument that does not exist, of another type, out of its bounds, or leave one out."""
+    """Add an unknown argument, give one another type or a value out of bounds, or omit one."""
     for id in script.our_ids()[:3]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
         yield "unknown argument", _args(script, id, {**args, "approved": True})
@@ -254,7 +254,7 @@ def break_claim(script: Script, check: Check) -> Named:
     claimed, unless = [], check.spec.get("unless")
     for i, row in enumerate(script.rows):
         if row["type"] == "say" and row["role"] == "assistant":
-            sentences = row["text"].replace(". ", ".\n").split("\n")  # split without the scorer's own expression
+            sentences = row["text"].replace(". ", ".\n").split("\n")  # split independently of the scorer's expression
             hit = [s for s in sentences if regex(check.spec["if"]).search(s)]
             if any(unless is None or not regex(unless).search(s) for s in hit):
                 claimed.append(i)
@@ -276,7 +276,7 @@ def break_claim(script: Script, check: Check) -> Named:
 
 @directed("covers")
 def break_covers(script: Script, check: Check) -> Named:
-    """Remove the closing words, move them before the work, and leave out each point in turn."""
+    """Remove the closing words, move them before the work, and omit each point, one at a time."""
     yield "silent ending", _reworded(script, lambda _: "Done.")
     says = [r for r in script.rows if r["type"] == "say" and r["role"] == "assistant"]
     rest = [r for r in script.rows if r not in says]
@@ -286,7 +286,7 @@ def break_covers(script: Script, check: Check) -> Named:
 
 
 def _unsaid(script: Script, point: dict[str, Any]) -> Named:
-    """Leave out one point of the closing words; invent its value, or remove it from the replies."""
+    """Omit one point of the closing words, invent its value, or remove the value from the replies."""
     if "any" in point:
 
         def cut(text: str) -> str:
@@ -319,7 +319,7 @@ def _reworded(script: Script, change: Callable[[str], str]) -> Script:
 
 @directed("trigger")
 def break_trigger(script: Script, check: Check) -> Named:
-    """Leave the skill unloaded, load another one, let its loading fail; or load it where it should not be."""
+    """Leave the skill unloaded, load another one, or let its loading fail; or load a skill that must not be loaded."""
     ids = [r["id"] for r in script.rows if r["type"] == "call" and r["tool"] == "Skill"]
     if check.spec.get("loaded", True):
         yield "skill not loaded", without(script, ids)

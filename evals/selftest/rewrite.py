@@ -1,4 +1,4 @@
-"""Small rewrites of a witness, from which operators are made. Each returns a new script."""
+"""Rewrite a witness in small steps, which operators combine. Each function returns a new script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def failed(script: Script, ids: Collection[str]) -> Script:
 
 
 def flipped(script: Script, ids: Collection[str]) -> Script:
-    """Turn these calls' outcome round, their results otherwise unchanged."""
+    """Invert the outcome of these calls, without other changes to their results."""
 
     def flip(row: Row) -> Row:
         ok = not row["ok"]
@@ -52,7 +52,7 @@ def index(script: Script, id: str, kind: str) -> int:  # noqa: A002
 
 
 def moved(script: Script, ids: Collection[str], at: int, *, kinds: Collection[str] = ("call", "result")) -> Script:
-    """Take these rows out and insert them after row `at`."""
+    """Move these rows after row `at`."""
     chosen = [i for i, r in enumerate(script.rows) if r.get("id") in ids and r["type"] in kinds]
     block = [script.rows[i] for i in chosen]
     head = [r for i, r in enumerate(script.rows) if i <= at and i not in chosen]
@@ -66,7 +66,7 @@ def inserted(script: Script, at: int, *rows: Row) -> Script:
 
 
 def copies(script: Script, id: str, count: int, *, gap: float = 3600.0) -> list[Row]:  # noqa: A002
-    """Return fresh calls equal to one that was made, `gap` seconds apart."""
+    """Return copies of a call and its result, `gap` seconds apart."""
     call, result = script.rows[index(script, id, "call")], script.rows[index(script, id, "result")]
     rows: list[Row] = []
     for n in range(1, count + 1):
@@ -76,7 +76,7 @@ def copies(script: Script, id: str, count: int, *, gap: float = 3600.0) -> list[
 
 
 def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
-    """Call and result rows of an example in a case."""
+    """Return the call and result rows of an example in a case."""
     ok = example.get("ok", True)
     call = {"type": "call", "id": id, "server": example.get("server", "gpuwarden"), "tool": example["tool"]}
     result = {"ok": ok, **example.get("result", {})} if call["server"] else example.get("result", "")
@@ -84,7 +84,7 @@ def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
 
 
 def closing(script: Script) -> int:
-    """Return the row where the closing words begin: after the last result."""
+    """Return the index of the first row of the closing words: after the last result."""
     return 1 + max((i for i, r in enumerate(script.rows) if r["type"] in ("call", "result")), default=0)
 
 
@@ -98,7 +98,7 @@ def leaves(pattern: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def get(value: Any, path: Path) -> Any:
-    """Return the value at a path, None where there is none."""
+    """Return the value at a path, None if it does not exist."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -116,7 +116,7 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def spoilt(pattern: Any, value: Any) -> Iterator[Any]:
-    """Yield values that don't fit the pattern: of another type, another content, and missing (`...`)."""
+    """Yield values that don't fit the pattern: of another type, with other content, and missing (`...`)."""
     others: list[Any] = [not value] if isinstance(value, bool) else []
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         others += [str(value), value + 1_000_000, -value - 1_000_000]

@@ -1,7 +1,7 @@
-"""The scorer tested on itself: witnesses pass, harmless variants pass, everything else is caught.
+"""Test the scorer: witnesses and their harmless variants must pass, and everything else must be caught.
 
-Every mutant of every operator must be killed, every check must kill something that no other check kills (or say why it
-is redundant), every operator must apply somewhere, and junk must come out as invalid.
+Every mutant of every operator must be killed, every check must kill a mutant that no other check kills (or state why it
+is redundant), every operator must apply somewhere, and junk must be scored as invalid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JUNK: dict[str, bytes] = {
 
 @dataclass
 class Report:
-    """The findings of the self-test. It is good when `faults` is empty."""
+    """The findings of the self-test, which passes if `faults` is empty."""
 
     cases: int = 0
     witnesses: int = 0
@@ -58,7 +58,7 @@ class Report:
 
 
 def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> Report:
-    """Run everything. Raises EvalError where a case, a world or a witness can't be read at all."""
+    """Run all tests. Raises EvalError if a case, a world or a witness can't be read."""
     whole = cases is None
     cases = load_cases() if cases is None else cases
     report = Report(cases=len(cases))
@@ -68,7 +68,7 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = WITNESSES) -> 
         _bad(case, scripts, report, folder)
     if whole:
         load_worlds(cases)
-        report.faults += [f"{name} in witness/ belongs to no case" for name in orphans(cases, folder)]
+        report.faults += [f"{name} in witness/ does not belong to a case" for name in orphans(cases, folder)]
         applied = report.operators.keys()
         operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}
         report.faults += [f"the operator {operator!r} never applied" for operator in sorted(operators - applied)]
@@ -90,7 +90,7 @@ def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
-    """Score what has to pass: the witness, the witness with seals, and its harmless variants."""
+    """Score the transcripts that must pass: the witness, the witness with seals, and its harmless variants."""
     whole, chain = sealed(script)
     for name, good, chained in (("witness", script, None), ("sealed witness", whole, chain)):
         found = _judge(case, good, chained)
@@ -108,7 +108,7 @@ def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
 
 
 def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -> None:
-    """Score what has to fail: every mutant, noticed by the check that it was made for."""
+    """Score the transcripts that must fail. Every mutant must be caught by the check that it was made for."""
     for operator, mutant, chain, aim in _mutants(case, scripts, folder):
         report.operators[operator] += 1
         report.mutants += 1
@@ -116,8 +116,8 @@ def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -
         if found.verdict is Verdict.PASS:
             report.faults.append(f"{case.id}: passes although {operator}{f' (check {aim})' if aim else ''}")
         elif aim and aim not in found.failing:
-            # Another check caught it, which would hide a bug in the kind of check that it was made for.
-            report.faults.append(f"{case.id}: the check {aim} itself does not notice: {operator}")
+            # Another check caught the mutant, which would hide a bug in the check for which the mutant was made.
+            report.faults.append(f"{case.id}: the check {aim} itself does not catch: {operator}")
         if found.verdict is Verdict.FAIL and len(found.failing) == 1:
             (only,) = found.failing
             report.sole[only if only.startswith(("H-", "limit-")) else f"{case.id}/{only}"] += 1
@@ -141,13 +141,13 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
 
 
 def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:
-    """Note each check that is never a mutant's only killer, invariants only with `with_invariants`."""
+    """Report each check that is never a mutant's only killer; invariants are included only with `with_invariants`."""
     invariants = {check.id: check for case in cases.values() for check in case.invariants} if with_invariants else {}
     for check in invariants.values():
         if not report.sole[check.id] and not check.redundant:
-            report.faults.append(f"invariants.jsonl: {check.id} kills nothing that no other check kills")
+            report.faults.append(f"invariants.jsonl: {check.id} kills no mutant that other checks miss")
     for case in cases.values():
         for check in case.checks:
             if not report.sole[f"{case.id}/{check.id}"] and not check.redundant:
-                fault = f"{case.id}: the check {check.id} kills nothing that no other check kills"
-                report.faults.append(f"{fault}; drop it, or say why it stays in `redundant`")
+                fault = f"{case.id}: the check {check.id} kills no mutant that other checks miss"
+                report.faults.append(f"{fault}; drop it, or explain in `redundant` why it stays")

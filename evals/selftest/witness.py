@@ -1,7 +1,7 @@
-"""Witnesses: for each case a transcript that must pass, in `witness/<case>.jsonl`, and variants beside it.
+"""Read witnesses: for each case a transcript that must pass, `witness/<case>.jsonl`, and its variants.
 
-`<case>.ok-<name>.jsonl` must pass too, `<case>.bad-<name>.jsonl` must fail. A witness is a canonical transcript with
-one more line at its end, `{"type": "world", "views": ..., "facts": ...}`: the end state that goes with it.
+`<case>.ok-<name>.jsonl` must pass too, `<case>.bad-<name>.jsonl` must fail. A witness is a canonical transcript with an
+additional last line, `{"type": "world", "views": ..., "facts": ...}`: the matching end state.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from evals.transcripts.canonical import OURS, Transcript
 from evals.transcripts.load_canonical import of_rows
 
 WITNESSES: Final = HERE / "witness"
-MAX_BYTES: Final = 4 << 20  # a recorded transcript may be any size, a witness is written by hand
+MAX_BYTES: Final = 4 << 20  # a recorded transcript may have any size, but a witness is written by hand
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Script:
-    """A witness as rows that operators can rewrite: nothing in it is ever changed in place."""
+    """A witness as rows that operators can rewrite. Rows are never changed in place."""
 
     rows: tuple[Row, ...]
     end: dict[str, Any]
 
     def transcript(self) -> Transcript:
-        """Parse the rows as a transcript, by the usual loader."""
+        """Parse the rows as a transcript, with the usual loader."""
         return of_rows(list(enumerate(self.rows, 1)))
 
     def end_state(self) -> EndState:
-        """Parse the end state by the usual parser."""
+        """Parse the end state with the usual parser."""
         return parse(self.end, "witness")
 
     def our_ids(self) -> list[str]:
@@ -44,7 +44,7 @@ class Script:
 
 
 def read_script(path: Path) -> Script:
-    """Read a witness file. Raises EvalError where it is not complete."""
+    """Read a witness file. Raises EvalError if it is incomplete."""
     rows = [row for _, row in json_lines(path)]
     if not rows or rows[-1].get("type") != "world":
         raise EvalError("the last line is not a world", "Add the end state: see evals/README.md", file=path)
@@ -57,7 +57,7 @@ def read_script(path: Path) -> Script:
 
 
 def is_script(path: Path) -> bool:
-    """Return true if a file has a witness's last line; it may be wrong in everything else."""
+    """Return true if a file has a witness's last line. The rest of the file is not checked."""
     try:
         rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
     except (EvalError, OSError):
@@ -66,7 +66,7 @@ def is_script(path: Path) -> bool:
 
 
 def witness(case: Case, folder: Path = WITNESSES) -> Script:
-    """Return the witness of a case. Raises EvalError where the case has none."""
+    """Return the witness of a case. Raises EvalError if the case has none."""
     path = folder / f"{case.id}.jsonl"
     if not path.is_file():
         remedy = f"Write {path.name}: a transcript that passes, and a last line with the end state"
@@ -81,5 +81,5 @@ def variants(case: Case, mark: str, folder: Path = WITNESSES) -> Iterator[tuple[
 
 
 def orphans(cases: dict[str, Case], folder: Path = WITNESSES) -> list[str]:
-    """Return the files without a case: a renamed case leaves its witness behind unseen."""
+    """Return the files without a case, such as the witness of a renamed case."""
     return sorted(p.name for p in folder.iterdir() if p.name.partition(".")[0] not in cases)

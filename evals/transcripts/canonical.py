@@ -1,4 +1,4 @@
-"""The canonical format, to which every transcript is converted before scoring.
+"""Define the canonical format, to which every transcript is converted before scoring.
 
 A transcript is a sequence of events: a call is issued, its result arrives, a message is sent. All events share one
 counter, so `a.done_seq < b.seq` means that `a`'s result arrived before `b` was issued: happens-before.
@@ -23,8 +23,8 @@ ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "sha
 
 REMEDIES: Final[dict[ProblemKind, str]] = {
     "unreadable": "Record the session again; if the file has another format, name it with --format",
-    "unmatched": "Give the complete file: the counterpart of this line is missing",
-    "duplicate": "Give each session a separate file: ids with two meanings can't be distinguished",
+    "unmatched": "Provide the complete file: the counterpart of this line is missing",
+    "duplicate": "Provide a separate file for each session: ids with two meanings can't be distinguished",
     "unfinished": "Record the session to its end",
     "shape": "See 'How a trial is judged' in evals/README.md",
     "seal": "Play the trial again: a transcript must be complete and unchanged since the server sealed it",
@@ -78,7 +78,10 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason to distrust a transcript. One makes a trial invalid. `line` counts from 1; 0 is the whole file."""
+    """A reason to distrust a transcript. A single problem makes a trial invalid.
+
+    `line` counts from 1; 0 is the whole file.
+    """
 
     kind: ProblemKind
     text: str
@@ -109,7 +112,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Transcript:
-    """An agent's actions and messages, and the problems of reading them."""
+    """An agent's actions and messages, and the problems found while reading them."""
 
     meta: Meta
     calls: list[Call]

@@ -1,6 +1,6 @@
-"""A transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a separate step.
+"""Export a transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a separate step.
 
-Calls that overlapped share one step: ATIF can't express that one's result arrived before the other was issued.
+Calls that overlapped share one step: ATIF can't express that the result of one call arrived before another was issued.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small readers of foreign fields that return None instead of raising."""
+"""Read fields of untrusted records. Each function returns None instead of raising."""
 
 from __future__ import annotations
 

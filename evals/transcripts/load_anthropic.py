@@ -1,4 +1,4 @@
-"""Anthropic messages: content blocks `tool_use` and `tool_result`, with an error flag."""
+"""Load Anthropic messages: content blocks `tool_use` and `tool_result`, with an error flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ATIF trajectories (schema `ATIF-v1.*`). Results belong to a step, so they count as arriving after all its calls."""
+"""Load ATIF trajectories (schema `ATIF-v1.*`).
+
+Results belong to a step, so they count as arriving after all its calls.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def load(source: Source) -> list[Transcript]:
     builder.meta.usd = number(sub(document, "final_metrics", "total_cost_usd"))
     builder.meta.tokens = total(document.get("final_metrics"), "total_prompt_tokens", "total_completion_tokens")
     if document.get("continued_trajectory_ref"):
-        builder.problem("unfinished", f"it goes on in {document['continued_trajectory_ref']!r}, which is another file")
+        builder.problem("unfinished", f"it continues in another file, {document['continued_trajectory_ref']!r}")
     _steps(builder, document, MAIN)
     return [builder.finish()]
 
@@ -60,7 +63,7 @@ def _steps(builder: TranscriptBuilder, document: dict[str, Any], agent: str) -> 
             if source is None:
                 builder.ignore("observation without a call")
             elif source not in mine:
-                builder.problem("unmatched", f"a result for the call {source!r}, which is not of this step", line)
+                builder.problem("unmatched", f"a result for the call {source!r}, which is not in this step", line)
             else:
                 flag = sub(result, "extra", "tool_result_is_error")
                 error = flag if isinstance(flag, bool) else None

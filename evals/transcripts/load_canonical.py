@@ -1,4 +1,4 @@
-"""The canonical format: one event a line, `meta` first and `end` last (see `canonical.events`)."""
+"""Load the canonical format: one event per line, with `meta` first and `end` last (see `canonical.events`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> 
         kind = word(row)
         extra = set(row) - _KEYS.get(kind, set()) - {"type"}
         if kind not in _KEYS or extra:
-            builder.problem("unreadable", f"no canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
+            builder.problem("unreadable", f"not a canonical line: type {kind!r}, unknown keys {sorted(extra)}", line)
             continue
         match kind:
             case "meta":
@@ -59,5 +59,5 @@ def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> 
                 ended: Ended = row["ended"] if row.get("ended") in get_args(Ended) else "unknown"
                 builder.end(ended, str(row.get("why", "")))
     if rows and rows[-1][1].get("type") != "end":
-        builder.problem("unfinished", "the last line is no `end`: the file may be cut off", rows[-1][0])
+        builder.problem("unfinished", "the last line is not `end`: the file may be cut off", rows[-1][0])
     return builder.finish()

@@ -1,6 +1,7 @@
-"""Claude Code session files (`~/.claude/projects/<folder>/<session>.jsonl`) with their subagents' files.
+"""Load Claude Code's session files (`~/.claude/projects/<folder>/<session>.jsonl`) and their subagents' files.
 
-Abandoned branches of a session are kept: a call that the user rewound past still happened and was still paid for.
+Abandoned branches of a session are kept: a call before the point to which the user rewound still happened and was paid
+for.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def load(source: Source) -> list[Transcript]:
 
 
 def _by_time(builder: TranscriptBuilder, lines: list[_Line]) -> list[_Line]:
-    """Merge the lines of several files by time; a line without a time keeps its place in its file."""
+    """Merge the lines of several files by time; a line without a time keeps its position in its file."""
     timed, last = [], 0.0
     for line in lines:
         builder.file, number, row, _ = line

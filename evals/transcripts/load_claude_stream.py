@@ -1,4 +1,4 @@
-"""The output of `claude -p --output-format stream-json --verbose`."""
+"""Load the output of `claude -p --output-format stream-json --verbose`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load(source: Source) -> list[Transcript]:
         else:
             builder.problem("unreadable", f"a line of the unknown type {kind!r}", line)
     if not closed:
-        builder.problem("unfinished", "there is no `result` line: the stream was cut off")
+        builder.problem("unfinished", "the `result` line is missing: the stream was cut off")
     reader.close()
     return [builder.finish()]
 

@@ -1,4 +1,4 @@
-"""Codex rollout files (`~/.codex/sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`).
+"""Load Codex rollout files (`~/.codex/sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`).
 
 Their results have no error flag; therefore every reply of the server under test has an `ok` field.
 """

@@ -1,4 +1,4 @@
-"""The output of `codex exec --json`, which has servers, errors and states."""
+"""Load the output of `codex exec --json`, which includes servers, errors and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspect logs, version 2: JSON files and `.eval` archives. One transcript for each sample and epoch."""
+"""Load Inspect logs, version 2: JSON files and `.eval` archives. There is one transcript for each sample and epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(source: Source) -> list[Transcript]:
                 raise ValueError(f"unpacks to more than {MAX_FILE >> 20} MiB")
             samples = [json.loads(archive.read(i)) for i in sorted(members, key=lambda i: i.filename)]
     except (ValueError, NotImplementedError, zipfile.BadZipFile, RecursionError, OSError) as error:
-        remedy = "`inspect log convert --to json` writes a form that can be read"
+        remedy = "`inspect log convert --to json` writes a format that can be read"
         source.problems.append(Problem("unreadable", f"{error}; {remedy}", file=source.path.name))
     return [_sample(s, source.bare) for s in samples if isinstance(s, dict)]
 

@@ -1,7 +1,7 @@
-"""The export of gpuwarden's own ledger: one event a line, `{seq, at, subject, kind, state, body}`.
+"""Load an export of gpuwarden's own ledger: one event per line, `{seq, at, subject, kind, state, body}`.
 
 A ledger is the server's record, not the agent's: each event becomes a call of the server `ledger`, so that checks can
-refer to it, but it can never replace a call of the agent.
+refer to it. Such a call can never replace one of the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def load(source: Source) -> list[Transcript]:
     for line, row in source.rows:
         missing, seq = _KEYS - row.keys(), row.get("seq")
         if missing or not isinstance(seq, int):
-            builder.problem("unreadable", f"no ledger event: without {sorted(missing) or 'a whole seq'}", line)
+            builder.problem("unreadable", f"not a ledger event: it lacks {sorted(missing) or 'a whole seq'}", line)
             continue
         if last is not None and seq != last + 1:
             builder.problem("unmatched", f"event {seq} follows event {last}: events are missing or out of order", line)

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: messages with `tool_calls`, answered by messages of the role `tool`. No error flag."""
+"""Load OpenAI chat completions: messages with `tool_calls`, and results in messages of the role `tool`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: one flat list of items, calls and outputs among the messages. No error flag."""
+"""Load OpenAI's Responses API: one flat list of items, with calls and outputs among the messages, and no error flag."""
 
 from __future__ import annotations
 

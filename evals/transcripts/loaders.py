@@ -70,10 +70,10 @@ def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noq
     if format is None:
         claimed = recognise(source)
         if len(claimed) != 1:
-            return [_unreadable(f"looks like {' and '.join(claimed)}" if claimed else "is of no known format")]
+            return [_unreadable(f"looks like {' and '.join(claimed)}" if claimed else "has an unknown format")]
         format = claimed[0]  # noqa: A001
     try:
-        return loader(format).load(source) or [_unreadable("holds no transcript")]
+        return loader(format).load(source) or [_unreadable("contains no transcript")]
     except Exception as error:  # a corrupt file must give an invalid trial, not stop the scoring of the run
         return [_unreadable(f"broke the loader of {format}: {error!r}")]
 

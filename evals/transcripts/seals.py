@@ -1,12 +1,12 @@
-"""Seals: proof that a transcript contains the server's real replies, complete and in order.
+"""Seal replies, to prove that a transcript contains the server's real replies, complete and in order.
 
 Every program between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
 
     "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
 
-where `before` is the code of the previous reply, and keeps the count and the last code. The agent never has the key.
-An edited reply, an invented call and a call missing from the transcript all break the chain, and make the trial
-invalid. `at` is the server's clock, so that calls can be paced in formats without times.
+where `before` is the code of the previous reply, and keeps the count and the last code. The agent never has the key. An
+edited reply, an invented call and a call missing from the transcript all break the chain, and make the trial invalid.
+`at` is the server's time, so that the pace of calls can be checked in formats without times.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sealer:
 
 @dataclass(frozen=True)
 class Chain:
-    """The scorer's data on a trial's seals: the key, the number of replies and the last code."""
+    """The data to check a trial's seals: the key, the number of replies and the last code."""
 
     key: bytes
     count: int
@@ -74,7 +74,7 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
     for n in range(1, chain.count + 1):
         call = sealed.pop(n, None)
         if call is None and cut and not sealed:
-            return [*problems, Problem("unfinished", f"the session died before reply {n} of {chain.count} was there")]
+            return [*problems, Problem("unfinished", f"the session died before reply {n} of {chain.count} arrived")]
         if call is None:
             return [*problems, Problem("seal", f"reply {n} of {chain.count} is not in the transcript: it was cut out")]
         found, at = call.result[FIELD].get("mac"), call.result[FIELD].get("at")
@@ -83,11 +83,11 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
         reply = without_seal(call.result)
         before = mac(chain.key, before, n, at, call.tool, call.args, reply)
         if not isinstance(found, str) or not hmac.compare_digest(found.encode(), before.encode()):
-            return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not fit: it was edited")]
+            return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not match: it was edited")]
         call.at = at
     if before != chain.last:
-        problems.append(Problem("seal", "the last seal is not the one that the server gave"))
-    problems += [Problem("seal", f"the seal {n} was never given by the server") for n in sealed]
+        problems.append(Problem("seal", "the last seal is not the server's last one"))
+    problems += [Problem("seal", f"the seal {n} was never issued by the server") for n in sealed]
     return problems
 
 
@@ -103,9 +103,9 @@ def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
         seal = call.result.get(FIELD) if isinstance(call.result, dict) else None
         n = seal.get("n") if isinstance(seal, dict) else None
         if not isinstance(n, int) or isinstance(n, bool):
-            problems.append(Problem("seal", f"the reply to {call.tool} ({call.id!r}) has no seal: it was made up"))
+            problems.append(Problem("seal", f"the reply to {call.tool} ({call.id!r}) has no seal: it was invented"))
         elif n in sealed:
-            problems.append(Problem("seal", f"two replies carry the seal {n}"))
+            problems.append(Problem("seal", f"two replies have the seal {n}"))
         else:
             sealed[n] = call
     return sealed, problems

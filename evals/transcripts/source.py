@@ -1,4 +1,4 @@
-"""A transcript file, read once and within limits. Its content never raises: errors are kept as problems."""
+"""Read a transcript file once, within limits. Invalid content never raises: errors are recorded as problems."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Source:
             return self.data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = self.data.count(b"\n", 0, error.start) + 1
-            self._problem("bytes that are no UTF-8", line)
+            self._problem("bytes that are not UTF-8", line)
             return self.data.decode("utf-8", "replace")
 
     @cached_property
@@ -84,7 +84,7 @@ class Source:
                 if end != len(text) and not text[end:].isspace():
                     raise ValueError("more than one value")
             except (ValueError, RecursionError) as error:
-                self._bad_line(number, f"no JSON ({type(error).__name__}): {text[:80]!r}")
+                self._bad_line(number, f"not JSON ({type(error).__name__}): {text[:80]!r}")
                 continue
             if isinstance(row, dict):
                 rows.append((number, row))
@@ -119,7 +119,7 @@ class Source:
 
     @cached_property
     def shape(self) -> Any:
-        """Return the part that identifies a format: the document if the file is one, else the rows of its lines."""
+        """Return the content that identifies a format: the document if the file is one, otherwise the rows."""
         if self.head and _SECOND_LINE.search(self.text):
             return [row for _, row in self.rows]
         return self.document

@@ -1,4 +1,4 @@
-"""Convert foreign records to calls, results and messages. Loaders feed the builder; it never guesses.
+"""Convert records of other programs to calls, results and messages. Loaders call the builder, which never guesses.
 
 Duplicate ids, results before their call, calls without a result, a name shared by two servers and a reply without `ok`
 all become problems here, so that every format follows the same rules.
@@ -57,7 +57,7 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
 
 
 def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
-    """Read JSON text, with or without a header of Codex; unwrap an MCP result or text blocks in it once more."""
+    """Parse JSON text, with or without a Codex header, and unwrap an MCP result or text blocks inside it."""
     header = _CODEX_HEADER.match(text)
     bare = text[header.end() :] if header else text
     if not bare.lstrip().startswith(("{", "[")):
@@ -119,14 +119,14 @@ class TranscriptBuilder:
         server, tool = split_name(name) if server is None else (server, name)
         if not server and tool in TOOLS:
             if self.bare is None:
-                text = f"the call of {tool} names no server; pass --bare SERVER where there is one only"
+                text = f"the call of {tool} names no server; pass --bare SERVER if there is only one"
                 self.problem("shape", text, line)
             server = self.bare or ""
         if isinstance(args, str):
             try:
                 args = json.loads(args) if args.strip() else {}
             except (ValueError, RecursionError):
-                self.problem("unreadable", f"the arguments of {tool} are no JSON", line)
+                self.problem("unreadable", f"the arguments of {tool} are not JSON", line)
         elif args is None:
             args = {}
         known = self._calls.get(id)
@@ -150,9 +150,9 @@ class TranscriptBuilder:
         literal: bool = False,
         line: int = 0,
     ) -> None:
-        """Add a result. `error` is the format's own flag, None if it has none; `raw` a second, more complete copy.
+        """Add a result. `error` is the format's own flag, None if it has none; `raw` is a second, more complete copy.
 
-        `literal` content is a value already; other content is unwrapped from MCP blocks and JSON text.
+        `literal` content is used unchanged; other content is unwrapped from MCP blocks and JSON text.
         """
         call = self._calls.get(id) if isinstance(id, str) else None
         if call is None:
@@ -168,7 +168,7 @@ class TranscriptBuilder:
         if not failed and isinstance(said, bool):
             ok = said
         elif not failed and call.server in OURS:
-            self.problem("shape", f"the reply to {call.tool} ({call.id!r}) carries no `ok`", line)
+            self.problem("shape", f"the reply to {call.tool} ({call.id!r}) has no `ok`", line)
         if call.done_seq is not None:
             if (call.result, call.ok) != (value, ok):
                 self.problem("duplicate", f"two different results for the call {call.id!r}", line)
@@ -193,7 +193,7 @@ class TranscriptBuilder:
             if self._last == "assistant":
                 self.meta.ended = "completed"
             else:
-                self.problem("unfinished", "it ends without a closing message or an end mark: it may be cut off")
+                self.problem("unfinished", "it ends without a closing message or an end mark, so it may be cut off")
         return Transcript(self.meta, list(self._calls.values()), self._says, self._problems)
 
     def _next(self, what: str) -> int:

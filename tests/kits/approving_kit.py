@@ -1,4 +1,4 @@
-"""A person who approves on the page, with a passkey or a code."""
+"""A user who approves on the page, with a passkey or a code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def asked(http: httpx2.AsyncClient, ticket: str, digest: str) -> httpx2.Re
 
 
 async def shown_digest(http: httpx2.AsyncClient, ticket: str) -> str:
-    """Return the digest that the page of a question has; empty where nothing can be approved there."""
+    """Return the digest on the page of an approval request, or an empty string if nothing on it can be approved."""
     return "".join(re.findall(r'data-digest="([^"]*)"', (await http.get(f"/approve/{ticket}")).text))
 
 

@@ -30,13 +30,13 @@ QUIET = (
 
 
 class Served:
-    """A server over a world, on one port, which can be killed and started again."""
+    """A server over a world on a fixed port. It can be killed and restarted."""
 
     def __init__(self, world: World) -> None:
         self.world, self.port = world, 0
 
     async def start(self) -> None:
-        """Listen on the same port as before."""
+        """Listen on the same port as the previous start."""
         self.listener = listen("127.0.0.1", self.port)
         self.port = self.listener.getsockname()[1]
         self.parts = Serving.over(self.world.ctx, Settings(port=self.port))
@@ -44,7 +44,7 @@ class Served:
         self.task = asyncio.create_task(self.running.serve(sockets=[self.listener]))
 
     async def stop(self, *, killed: bool = False) -> None:
-        """End the server; one that is killed drops its connections where they are."""
+        """End the server. A killed server drops its open connections."""
         for connection in list(self.running.server_state.connections) if killed else ():
             connection.transport.abort()
         self.running.should_exit = True
@@ -52,7 +52,7 @@ class Served:
         self.listener.close()
 
     async def holds(self, streams: int) -> None:
-        """Wait until so many streams of pages are open."""
+        """Wait until this number of page streams is open."""
 
         def held() -> int:
             return sum(answer._scope["path"].endswith(".events") for answer in self.parts.streams.values())
@@ -61,10 +61,10 @@ class Served:
 
 
 class Window:
-    """A browser window that has entered by a one-time link, and all that went wrong in it."""
+    """A browser window that is logged in by a one-time link, with the errors that occurred in it."""
 
     server: Served
-    """The server of this process that it is a window on."""
+    """The in-process server that the window shows."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page, self.base = page, base
@@ -76,12 +76,12 @@ class Window:
         page.on("request", lambda one: one.url.startswith((base, "data:")) or self.wrong.append(f"left: {one.url}"))
 
     async def go(self, path: str) -> None:
-        """Open a page and let it be brought up to date twice."""
+        """Open a page and wait for two updates of it."""
         await self.page.goto(self.base + path)
         await self.settle()
 
     async def settle(self, times: int = 1) -> None:
-        """Wait for so many views to come and be applied."""
+        """Wait until this number of views has arrived and is applied."""
         await self.page.evaluate(
             """(times) => document.body.dataset.live ? new Promise((done) => {
                 const count = () => { if (--times <= 0) requestAnimationFrame(() => setTimeout(done)); };
@@ -131,7 +131,7 @@ async def until(page: Page, condition: str) -> None:
 
 
 async def audited(page: Page | Frame) -> list[str]:
-    """Return what axe-core calls serious or critical on a page."""
+    """Return the serious and critical violations of axe-core on a page."""
     file = os.environ.get("GPUWARDEN_AXE", "")
     need("axe-core (GPUWARDEN_AXE)", bool(file))
     await page.evaluate(Path(file).read_text() + ";0")

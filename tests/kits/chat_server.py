@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on loopback that says what a test tells it to, and remembers what it was asked."""
+"""An OpenAI-compatible endpoint on loopback that returns scripted replies and records its requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 Answer = dict[str, Any] | tuple[int, dict[str, str], str]
 Script = Callable[[int, dict[str, Any]], Answer]
-"""(how many requests came before, the request's body) -> a completion, or (status, headers, body)."""
+"""(number of earlier requests, the request's body) -> a completion, or (status, headers, body)."""
 CUT: Answer = (-1, {}, "")
-"""An answer that breaks off in the middle."""
+"""A reply that is cut off in the middle."""
 
 S = TypeVar("S", bound=ThreadingHTTPServer)
 
@@ -65,7 +65,7 @@ def chat(script: Script) -> Iterator[Chat]:
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    """A server that answers from a thread of its own, and is closed at the end."""
+    """Run a server in a separate thread, and close it at the end."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -77,7 +77,7 @@ def serving(server: S) -> Iterator[S]:
 
 
 def completion(text: str | None = None, *calls: tuple[str, Any], usage: bool = True) -> dict[str, Any]:
-    """A reply in the documented form; the arguments of a call are JSON text, unless text is given."""
+    """Return a reply in the documented format. The arguments of a call are encoded as JSON unless they are text."""
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         made = [

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a home, commands in this process, and jobs on their way."""
+"""Fixtures of the command-line tests: a home, commands in this process, and jobs in several states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metering(ctx: Context) -> bool:
 
 
 class Cli:
-    """Runs commands in this process, which is quicker; what a process of its own shows is tested apart."""
+    """Run commands in this process, which is faster. Other tests cover the output of a separate process."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
@@ -52,7 +52,7 @@ class Cli:
             ("fan-out",),
             ("estimate",),
             ("rehearse",),
-        }  # what follows a program is its own
+        }  # arguments after a program belong to it
         code = main.run([words[0], "--json", *words[1:]] if runs_program else [*words, "--json"])
         out, err = self.capsys.readouterr()
         assert out.count("\n") == 1 and err == "", out + err
@@ -103,13 +103,13 @@ def proven(run: Cli, train: Path) -> str:
 
 
 class Life:
-    """Brings a job to where a person is needed, without going through a door."""
+    """Bring a job to a state that needs the user, without an interface."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
 
     async def blocked(self) -> str:
-        """The ticket of a job that has ended; nothing of it is copied yet."""
+        """Return the ticket of a job that has ended and whose outputs are not copied yet."""
         spec = build(JobSpec, JOB)
         job = (await submit(self.ctx, spec, receipt=(await submit(self.ctx, spec)).receipt)).job
         assert job is not None
@@ -118,7 +118,7 @@ class Life:
         return (await request(self.ctx, job.id, "terminate")).record.id
 
     async def waiting(self) -> str:
-        """The ticket of one whose copy is proven: only a yes is missing."""
+        """Return the ticket of a job whose copy is proven: only the approval is missing."""
         ticket = await self.blocked()
         await pull(self.ctx, self.job_id)
         await verify_job(self.ctx, self.job_id)

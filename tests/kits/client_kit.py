@@ -1,4 +1,4 @@
-"""What the tests of real clients share: a checkout, uv as it is installed, and one question to each client."""
+"""Fixtures of the tests with real clients: a checkout, the installed uv, and one question to each client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GEMINI = "gemini-2.5-flash"
 
 @pytest.fixture(name="checkout", scope="module")
 def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git has of this repository, and nothing else."""
+    """Check out only the files of this repository that git tracks."""
     root = tmp_path_factory.mktemp("checkout") / "gpuwarden"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -40,14 +40,14 @@ def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="uv_cache", scope="session")
 def uv_cache_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all clients, each of which has an empty home."""
+    """Share one cache among all clients, each of which has an empty home."""
     return tmp_path_factory.mktemp("uv")
 
 
 def with_uv(folder: Path, cache: Path, env: dict[str, str]) -> dict[str, str]:
-    """Put the real uv first on the PATH, behind a script that writes down the environment that reaches it.
+    """Put the real uv first on the PATH, behind a script that records the environment it receives.
 
-    The clients hand on no more than they want to; what uv needs in a closed network is set by the script.
+    Clients pass on only a part of their environment; the script sets the variables that uv needs in a closed network.
     """
     real = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
     need("uv", real is not None)
@@ -62,7 +62,7 @@ def with_uv(folder: Path, cache: Path, env: dict[str, str]) -> dict[str, str]:
 
 
 def arrived(folder: Path) -> list[tuple[Path, dict[str, str]]]:
-    """Each working directory and environment that reached uv, in no order."""
+    """Return each working directory and environment that uv received, in any order."""
     found = []
     for file in folder.glob("arrived.*.txt"):
         place, *rows = file.read_text().splitlines()
@@ -71,7 +71,7 @@ def arrived(folder: Path) -> list[tuple[Path, dict[str, str]]]:
 
 
 def patient(asked: Asked) -> Step:
-    """Ask for the machines as soon as the tool is there: Codex begins before a plugin's server has answered."""
+    """Ask for the instances when the tool is available: Codex begins before a plugin's server has answered."""
     if (asked.results and '"ok":true' in asked.results[-1]) or len(asked.results) > 40:
         return DONE
     there = {"list_instances", "exec"} & {name.rpartition("__")[2] for name in asked.offered}
@@ -79,7 +79,7 @@ def patient(asked: Asked) -> Step:
 
 
 def codex_model(home: Path, server: Model) -> None:
-    """Tell Codex where its model is."""
+    """Configure the address of Codex's model."""
     given = ['model_provider = "given"', "[analytics]", "enabled = false", "[model_providers.given]", 'name = "given"']
     given += [f'base_url = "{server.url}/v1"', 'wire_api = "responses"', 'env_key = "OPENAI_API_KEY"']
     file = home / ".codex" / "config.toml"
@@ -100,7 +100,7 @@ def ask_codex(env: dict[str, str], work: Path, of: str) -> None:
 
 
 def gemini_model(home: Path) -> None:
-    """Tell Gemini how it logs in; where its model is, a variable says."""
+    """Configure Gemini's login. A variable has the address of its model."""
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     (home / ".gemini" / "settings.json").write_text(json.dumps(settings))
 
@@ -112,7 +112,7 @@ def ask_gemini(env: dict[str, str], work: Path) -> None:
 
 @contextmanager
 def codex_server(env: dict[str, str], work: Path) -> Iterator[Any]:
-    """Codex as its own front ends run it, asked by JSON-RPC."""
+    """Run Codex as its front ends do, and query it by JSON-RPC."""
     app = subprocess.Popen(
         [need_agent("codex"), "app-server"], env=env, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
@@ -137,7 +137,7 @@ def codex_server(env: dict[str, str], work: Path) -> Iterator[Any]:
 
 
 def trust(env: dict[str, str], work: Path) -> list[str]:
-    """Trust every hook that Codex lists, as its own `/hooks` page does; what it then says of them."""
+    """Trust every hook that Codex lists, as its `/hooks` page does; return their status afterwards."""
 
     def listed() -> list[dict[str, Any]]:
         return list(ask("hooks/list", {"cwds": [str(work)]})["data"][0]["hooks"])

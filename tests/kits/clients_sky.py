@@ -1,5 +1,5 @@
-# Run before SkyPilot's provisioning code, in its own process: parts of SkyPilot that it uses on the side (logging,
-# constants, the text of exceptions) pull in a database and a web server, so they are small stand-ins here.
+# Run before SkyPilot's provisioning code, in its process: parts of SkyPilot that are not under test (logging,
+# constants, the text of exceptions) import a database and a web server, so they are replaced by small stand-ins.
 import importlib.machinery
 import logging
 import sys

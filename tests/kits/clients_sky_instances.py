@@ -1,6 +1,6 @@
 # ruff: noqa: F821  (_folder and _stand_in are of clients_sky.py, which runs before)
-# Run after clients_sky.py, before SkyPilot's modules that start and end whole clusters: what they use on the side.
-# The stand-ins keep the names and the meaning of SkyPilot's own, as far as those modules use them.
+# Run after clients_sky.py, before SkyPilot's modules that start and end whole clusters: stand-ins that they need.
+# The stand-ins have SkyPilot's names and behavior, as far as those modules use them.
 import contextlib
 import enum
 

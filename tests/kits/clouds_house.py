@@ -1,7 +1,7 @@
-"""A house whose machines come from an emulated platform: its own interface over HTTP, real machines behind OpenSSH.
+"""A context over an emulated platform: its API over HTTP, and emulated machines behind OpenSSH.
 
-The fixture is `cloud_house`. `every_platform` walks a test over all six, `each_platform` leaves four of them
-to the proofs.
+The fixture is `cloud_house`. `every_platform` runs a test on all six platforms, `each_platform` runs four of them only
+in the proofs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from waiting import soon
 
 RICH = Policy(caps=Caps(per_job_usd=1_000, per_day_usd=100_000, per_instance_usd=1_000))
 
-# Saves a checkpoint at every step and goes on from it. Told to wait, the first attempt stops after three steps, as a
-# machine does whose work takes long. What it sees of the world is an output too.
+# Saves a checkpoint at every step and resumes from it. With the wait flag, the first attempt stops after three steps,
+# as a long job would. The environment that it sees is an output too.
 TRAIN = """
 # /// script
 # dependencies = []
@@ -72,7 +72,7 @@ for step in range(start + 1, 6):
 PLATFORMS = platforms()
 RUNPOD, VASTAI = (next(p for p in PLATFORMS if p.name == name) for name in ("runpod", "vastai"))
 every_platform = pytest.mark.parametrize("cloud_house", PLATFORMS, ids=lambda p: p.name, indirect=True)
-# One platform that ends a machine at once and one that wants it stopped first; the others are among the proofs.
+# A platform that terminates at once and one that requires a stop first; the others are among the proofs.
 ORDINARY = ("runpod", "autodl")
 each_platform = pytest.mark.parametrize(
     "cloud_house",
@@ -82,11 +82,11 @@ each_platform = pytest.mark.parametrize(
 
 
 MACHINE_S = 60.0
-"""A machine of namespaces boots, and OpenSSH starts in it."""
+"""Time limit for the boot of a namespace machine and its OpenSSH."""
 
 
 class House:
-    """A warden with one platform's account, and its machines."""
+    """A context with one platform's account, and its machines."""
 
     def __init__(self, home: Path, platform: Platform, server: Web, env: pytest.MonkeyPatch) -> None:
         self.platform, self.home, self.clock = platform, home, clock_of_today()
@@ -103,7 +103,7 @@ class House:
         self.ctx = self.opens()
 
     def opens(self) -> Context:
-        """A process of gpuwarden, knowing only what is in the ledger."""
+        """Open a new gpuwarden process, which knows only the ledger."""
         ctx = open_house(self.home / "house", self.clock, policy=RICH)
         ctx._backends["ssh"] = SshBackend(self.clock, config=self.machines.config)
         return ctx
@@ -128,17 +128,17 @@ class House:
     async def launch(self, spec: JobSpec) -> str:
         first = await submit(self.ctx, spec)
         assert first.job is None and first.receipt
-        if first.ask:  # a price that the platform does not tell is always a person's decision
+        if first.ask:  # an unknown price always needs the user's approval
             issued = self.ctx.ledger.last(f"receipt/{first.receipt}", "receipt.issued")
             assert issued is not None and "unknown" in first.ask
             grant_spending(self.ctx, issued, "terminal", "test")
-        self.clock.time += 15  # or a rate limit answers the create, whose reply is lost in its stead
+        self.clock.time += 15  # else a rate limit answers the create instead, and its reply is the one that is lost
         done = await submit(self.ctx, spec, receipt=first.receipt)
         assert done.job is not None
         return done.job.id
 
     async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
-        """Check again and again, as an agent does. The clock jumps only while no process of the job is waited for."""
+        """Poll, as an agent does. The clock jumps only while no process of the job is running."""
 
         def good(seen: Checked) -> bool:
             if done(seen):
@@ -159,18 +159,18 @@ class House:
         return await self.until(job, lambda c: c.job.state in TERMINAL_JOBS, jump_s=1)
 
     def machine(self) -> str:
-        """The machine that was rented last."""
+        """Return the machine that was rented last."""
         return list(self.account.own)[-1]
 
     def breaks(self, *faults: CloudFault) -> None:
-        """Give the machines that are rented from now on these faults too."""
+        """Add faults to the machines that are rented from now on."""
         cloud = self.account.cloud
         config = cloud.store.config()
         assert config is not None
         cloud.configure(faults=config.faults.model_copy(update={"faults": (*config.faults.faults, *faults)}))
 
     def take(self) -> None:
-        """Take the machine away in the middle of the run, as its platform does."""
+        """Preempt the machine in the middle of the run, as its platform does."""
         cloud, ident = self.account.cloud, self.machine()
         if self.platform.spot:
             cloud.preempt(ident)
@@ -202,7 +202,7 @@ def cloud_house(
 
 
 async def bring_home(house: House, job: str) -> PullResult:
-    """Pull and prove what a job saved."""
+    """Pull and verify a job's outputs."""
     pulled = await pull(house.ctx, job)
     assert not pulled.missing and not pulled.received.problems and pulled.log
     report = await verify_job(house.ctx, job)
@@ -211,7 +211,7 @@ async def bring_home(house: House, job: str) -> PullResult:
 
 
 async def take_down(house: House, job: str, loss: str | None = None) -> None:
-    """Ask, approve as a person does, and look until the machine is seen gone."""
+    """Request the teardown, approve it, and poll until the machine is gone."""
     view = await request(house.ctx, job, "terminate")
     assert view.record.state is (Teardown.BLOCKED if loss else Teardown.AWAITING_HUMAN), view.findings
     assert view.record.digest

@@ -1,4 +1,4 @@
-"""What every provider over HTTP must do besides the contract: believe no garbage, lose no instance, leak no key."""
+"""Contract of providers over HTTP: reject garbage, lose no instance, leak no key."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_re
 
 @cache
 def _started() -> Web:
-    """Start the one web server of this process; pytest counts a fixture once for each module that imports it."""
+    """Start the only web server of this process. A fixture would be created once for each module that imports it."""
     return Web().start()
 
 
 @pytest.fixture(scope="session")
 def web() -> Web:
-    """The web server of this run; its thread ends with the process."""
+    """Return the web server of this run; its thread ends with the process."""
     return _started()
 
 
 @dataclass
 class CloudRig(Rig):
-    """A provider, the account that it talks to, and which requests create, list and look up."""
+    """A provider, its account, and the requests that create, list and get instances."""
 
     cloud: Emulator
     env: dict[str, str]
@@ -88,7 +88,7 @@ class CloudRig(Rig):
 
 
 class CloudContract(ProviderContract):
-    """Inherit, name the classes and the requests."""
+    """Base class of the tests; a subclass names the classes and the requests."""
 
     emulator: ClassVar[type[Emulator]]
     provider: ClassVar[type[Rented]]
@@ -100,12 +100,12 @@ class CloudContract(ProviderContract):
     more_env: ClassVar[dict[str, str]] = {}
     ident: ClassVar[str] = "abc123"
     spec: ClassVar[tuple[str, str] | None] = None
-    """The published description: its file, and what its paths have before ours."""
+    """The published description: its file, and the prefix of its paths."""
     asks_balance: ClassVar[str | None] = None
-    """The request for the account's balance; None where the API reports none."""
+    """The request for the account's balance, or None if the API reports none."""
     balance_env: ClassVar[dict[str, str]] = {}
     gaps: ClassVar[tuple[str, ...]] = ()
-    """What the platform is known to answer although the description says otherwise."""
+    """Known replies of the platform that differ from its description."""
 
     @pytest.fixture
     def rig(self, tmp_path: Path, web: Web) -> CloudRig:
@@ -135,7 +135,7 @@ class CloudContract(ProviderContract):
         )  # fmt: skip
 
     async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
-        """The story of one instance, and some refusals; then every reply is held against the description."""
+        """Run the life of one instance and some refusals, then check every reply against the description."""
         if SPECS is None or self.spec is None:
             pytest.skip("GPUWARDEN_SPECS is not set" if self.spec else "this interface has no published description")
         if not (Path(SPECS) / self.spec[0]).exists():
@@ -216,7 +216,7 @@ class CloudContract(ProviderContract):
             assert KEY not in answer.why
 
     def test_no_body_makes_instances_vanish(self, tmp_path: Path, web: Web) -> None:
-        """Random JSON and damaged true replies: nothing but the platform's own words says "none" or "gone"."""
+        """Send random JSON and damaged replies: only the platform's own messages may mean "none" or "gone"."""
         rig = self.make(tmp_path, web)
         instance = anyio.run(self.rent, rig)
         anyio.run(rig.provider.list)
@@ -246,11 +246,11 @@ class CloudContract(ProviderContract):
             assert isinstance(answer, Unknown) or self.may_be_said(status, raw, answer.value), (status, raw, answer)
 
     def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
-        """Whether a reply that was understood may mean `value`: it names instances, or nothing in plain words."""
+        """Return whether a parsed reply may mean `value`: it names instances, or explicitly none."""
         return bool(value) or self.says_nothing(status, raw)
 
     def says_nothing(self, status: int, raw: bytes) -> bool:
-        """Whether this is how the platform itself says that there is nothing."""
+        """Return whether this is the platform's reply for no instances."""
         return False
 
     # ------------------------------------------------------------------------------------------------------- balance
@@ -465,7 +465,7 @@ ANY_JSON = st.recursive(
 
 
 def damaged(bodies: list[Any], instead: st.SearchStrategy[Any] = ANY_JSON) -> st.SearchStrategy[Any]:
-    """True replies with one thing taken out, or replaced."""
+    """Return a strategy of real replies with one part removed or replaced."""
 
     @st.composite
     def one(draw: st.DrawFn) -> Any:

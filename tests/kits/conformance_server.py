@@ -18,7 +18,7 @@ from mcp_fixtures import mount
 
 
 class WithToken:
-    """ASGI middleware outside of the product's own application: it adds what the suite can't send."""
+    """ASGI middleware around the product's application: it adds the token that the suite can't send."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self.app = app

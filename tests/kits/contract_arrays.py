@@ -1,6 +1,6 @@
-"""What every backend must do that starts many jobs as one array of its engine. Such a backend's test inherits this.
+"""Contract of backends that start many jobs as one array of their engine. The test of such a backend inherits it.
 
-The test supplies the fixtures of `EngineContract`; its `engine` is an `ArrayEngine`, and can run four tasks at a time.
+The test supplies the fixtures of `EngineContract`; its `engine` is an `ArrayEngine` that can run four tasks at a time.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ LIVE = {Job.RUNNING, Job.QUEUED}
 
 
 class ArrayEngine(Engine, Protocol):
-    """A test's hand on an engine that has arrays."""
+    """Test controls of an engine that has arrays."""
 
     def array_limit(self) -> int:
-        """Return how many tasks an array may have there."""
+        """Return the maximal number of tasks in an array of the engine."""
 
 
 def tasks(engine: Engine, text: str, tokens: Sequence[str], **fields: object) -> list[ArrayTask]:
-    """Return jobs that run one shell line, each under its own token."""
+    """Return jobs that run one shell line, each with a separate token."""
     return [ArrayTask(engine.job(text, env={"MINE": token}, **fields), token) for token in tokens]
 
 
 async def states(backend: Arrayed, handles: Sequence[Handle]) -> list[Job]:
-    """Return what each job is seen as now, in the order of the handles."""
+    """Return the current state of each job, in the order of the handles."""
     seen = await backend.poll(handles)
     return [seen[handle.token].state for handle in handles]
 
 
 async def settled(backend: Arrayed, handles: Sequence[Handle], running: int) -> None:
-    """Wait until so many jobs run and no other can."""
+    """Wait until `running` jobs run and the engine has no room for more."""
 
     def good(found: list[Job]) -> bool:
         assert found.count(Job.RUNNING) <= running, found

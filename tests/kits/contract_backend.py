@@ -1,8 +1,8 @@
-"""What every backend must do, whatever it runs jobs with. A backend's test inherits one of two classes.
+"""Contract of every backend. A backend's test inherits one of two classes.
 
-`EngineContract` is what any engine promises. Its test supplies three fixtures: `backend`, the backend under test;
-`place`, a fresh place where it can run a POSIX shell; `engine`, an `Engine` by which the test disturbs it.
-`BackendContract` adds what our own runner promises where it starts the job; it needs no `engine` of its own.
+`EngineContract` applies to any engine. Its test supplies three fixtures: `backend`, the backend under test;
+`place`, a fresh place that can run a POSIX shell; `engine`, an `Engine` with which the test injects faults.
+`BackendContract` adds the promises of our runner, for backends that start jobs with it; it supplies the `engine`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gpuwarden.core.states import Job
 from waiting import soon
 
 ENGINE_S = 100.0
-"""Bounds a wait: what takes an engine seconds takes it minutes on a machine that is busy with other tests."""
+"""Limit of a wait: an operation of seconds takes minutes on a machine that is busy with other tests."""
 
 
 def shell(text: str, **fields: object) -> JobSpec:
-    """A job that runs a shell line."""
+    """Return the spec of a job that runs a shell line."""
     return JobSpec.model_validate({"platform": "local", "command": ["sh", "-c", text], "timeout_s": 1800, **fields})
 
 
 async def until(backend: Backend, handle: Handle, good: Callable[[Observation], bool]) -> Observation:
-    """Poll until the observation is good; fail with the last one after ENGINE_S."""
+    """Poll until the observation is good; fail with the last observation after ENGINE_S."""
 
     async def look() -> Observation:
         return (await backend.poll([handle]))[handle.token]
@@ -42,27 +42,27 @@ async def until(backend: Backend, handle: Handle, good: Callable[[Observation], 
 
 
 async def ended(backend: Backend, handle: Handle) -> Observation:
-    """The observation once the job has ended."""
+    """Poll until the job has ended; return the last observation."""
     return await until(backend, handle, lambda o: o.state not in {Job.RUNNING, Job.QUEUED})
 
 
 class Engine(Protocol):
-    """A test's hand on what is under a backend: it takes its replies away, and counts what it is asked."""
+    """Test controls of a backend's engine: lose or distort its replies, and count its queries."""
 
     def job(self, text: str, **fields: object) -> JobSpec:
-        """Return a job that runs a shell line there."""
+        """Return a job that runs a shell line on the engine."""
 
     def cut(self) -> AbstractContextManager[None]:
-        """Let the next submit be carried out and its reply be lost."""
+        """Carry out the next submit and lose its reply."""
 
     def down(self) -> AbstractContextManager[None]:
-        """Let nothing answer."""
+        """Answer no request."""
 
     def odd(self) -> AbstractContextManager[None]:
-        """Let everything answer in a form that nobody knows."""
+        """Answer every request in an unknown format."""
 
     def questions(self) -> int:
-        """Return how often it was asked for the state of jobs."""
+        """Return how often the engine was asked for the state of jobs."""
 
 
 class EngineContract:
@@ -149,7 +149,7 @@ class EngineContract:
 
 
 class RunnerEngine:
-    """The runner as an engine: what is disturbed is the way to it."""
+    """The runner as an engine: faults are injected into the calls to it."""
 
     def __init__(self, backend: RunnerBackend, patch: pytest.MonkeyPatch) -> None:
         self.backend, self.patch, self.polls = backend, patch, 0
@@ -285,12 +285,12 @@ class BackendContract(EngineContract):
             assert [f["path"] for f in found["lone.txt"]["files"]] == ["lone.txt"]
             assert "path" in found["none"]["error"]
             (archive,) = Path(handle.run_dir).glob("gpuwarden-checkpoints-*.pyz")
-            archive.write_bytes(b"raise SystemExit")  # a job may write there; what is not ours is shipped again
+            archive.write_bytes(b"raise SystemExit")  # jobs may write here; a changed file is shipped again
 
     async def test_find_tells_launched_from_never_launched(self, backend: Backend, place: Place) -> None:
         assert await backend.find(place, "t-find") == Known(None)
         handle = await backend.submit(shell("true"), place, "t-find", secrets={})
-        where = handle.model_copy(update={"supervisor": None})  # who watches it is known from the launch only
+        where = handle.model_copy(update={"supervisor": None})  # the watching process is known from the launch only
         assert await backend.find(place, "t-find") == Known(where)
         await ended(backend, handle)
         assert await backend.find(place, "t-find") == Known(where)

@@ -1,7 +1,7 @@
-"""What every provider must do, inherited by each provider's test.
+"""Contract of every provider, inherited by each provider's test.
 
-The test supplies a fixture `rig`: a `Rig` with the provider, a way to let its world settle, a second account and some
-lies. It may override `resources`. What a lease may believe of a provider is tried through the use cases (`Desk`).
+The test supplies a fixture `rig`: a `Rig` with the provider, a way to settle its world, a second account and some false
+replies. It may override `resources`. The use cases test which replies a lease may believe (`Desk`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UP = {InstanceState.BOOTING, InstanceState.RUNNING}
 
 @dataclass
 class Rig:
-    """A provider and `settle`, which returns once everything that was asked for has happened."""
+    """A provider and `settle`, which returns when all requested changes have happened."""
 
     provider: Provider
     settle: Callable[[], Awaitable[None]]
@@ -42,7 +42,7 @@ class Rig:
     platform: str
 
     def use_account(self, which: int) -> None:
-        """Put the key of the first (0) or of another account (1) into use."""
+        """Use the key of the first (0) or of another account (1)."""
         raise NotImplementedError
 
     def replace_key(self) -> None:
@@ -50,22 +50,22 @@ class Rig:
         raise NotImplementedError
 
     def stray_404(self, ident: str) -> None:
-        """Let the look-up of one instance say that it does not exist; the list shows it."""
+        """Report one instance as missing on its get request, while the list has it."""
         raise NotImplementedError
 
     def refuse(self, *, makes: bool, names: bool = False) -> None:
-        """Refuse the next create. With `makes` it is carried out, with `names` the refusal names the instance."""
+        """Refuse the next create. With `makes` it is carried out; with `names` the refusal names the instance."""
         raise NotImplementedError
 
     def blind(self, *, now: bool) -> None:
-        """Let the list be unreadable, or readable again."""
+        """Make the list unreadable, or readable again."""
         raise NotImplementedError
 
     def lists_at_once(self) -> None:
-        """Let lists show at once what was made, where they lag behind."""
+        """Make lists show new instances immediately, if they lag behind."""
 
     def rented(self) -> list[str]:
-        """The instances of the first account that bill, as its world knows them."""
+        """Return the billing instances of the first account, as its world knows them."""
         raise NotImplementedError
 
 
@@ -84,13 +84,13 @@ class Desk:
         self.ctx.ledger.append("job/j1", "job.accepted", body, state=Job.ACCEPTED)
 
     async def rent(self) -> LeaseRecord:
-        """Rent, and let the machine come up."""
+        """Rent a machine and wait until it runs."""
         await accepted(self.ctx, read_job(self.ctx.ledger, "j1"))
         await self.rig.settle()
         return self.lease
 
     async def looks(self) -> list[Answer[Instance | None]]:
-        """Look three times, far enough apart to believe what agrees."""
+        """Poll three times, far enough apart for equal answers to count."""
         answers = []
         for _ in range(3):
             answers.append(await look(self.ctx, self.lease_id))
@@ -112,12 +112,12 @@ def known(answer: Answer[T]) -> T:
 
 
 class ProviderContract:
-    """Inherit, supply `rig`."""
+    """Base class of the tests; a subclass supplies `rig`."""
 
     pytestmark = pytest.mark.anyio
     resources = Resources(gpu="H100")
     names_account = True
-    """Whether the platform's interface says whose key is in use."""
+    """Whether the platform's API identifies the account of a key."""
 
     async def rent(self, rig: Rig, token: str = "token-1") -> Instance:
         made = known(await rig.provider.create(self.resources, token))
@@ -167,7 +167,7 @@ class ProviderContract:
         assert [i.id for i in known(await rig.provider.list())] == [made.id]
 
     async def test_the_list_shows_a_machine_as_it_is_by_itself(self, rig: Rig) -> None:
-        """A round over many machines asks for one list only, but where that lacks the address of one that runs."""
+        """A round over many machines requests only one list, unless it lacks the address of a running machine."""
         instance = await self.rent(rig)
         alone, (listed,) = known(await rig.provider.get(instance.id)), known(await rig.provider.list())
         changing = {"cost_usd", "why"}
@@ -237,7 +237,7 @@ class ProviderContract:
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state == InstanceState.RUNNING
 
-    # ------------------------------------------------------------------------------------------ what a lease believes
+    # --------------------------------------------------------------------------------------------- belief of a lease
 
     @pytest.fixture
     def desk(self, rig: Rig) -> Iterator[Desk]:
@@ -314,7 +314,7 @@ class ProviderContract:
         answers = await desk.looks()
         if self.names_account:
             assert known(answers[-1]) is None and desk.lease.state is Lease.STOPPED
-        elif desk.lease.account == lease.account:  # no bill of it was shown
+        elif desk.lease.account == lease.account:  # the provider reported no bill for it
             assert all(isinstance(answer, Unknown) for answer in answers) and desk.lease.state is Lease.UNVERIFIED
 
     async def test_the_ledger_does_not_keep_the_key(self, desk: Desk) -> None:
@@ -353,7 +353,7 @@ class ProviderContract:
         desk.rig.lists_at_once()
         desk.rig.refuse(makes=True, names=names)
         await desk.rent()
-        for _ in range(2):  # a reply that can't be read is followed up by the next call
+        for _ in range(2):  # after an unreadable reply, the next call checks again
             if desk.lease.instance_id is None:
                 await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
         assert desk.lease.state is Lease.METERING and desk.job is not Job.FAILED

@@ -1,4 +1,4 @@
-"""Count work instead of time: what an operation costs, as a number that is the same on a slow and on a busy machine."""
+"""Count work instead of time: the cost of an operation as a number that does not depend on the machine or its load."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 @contextmanager
 def counted_lines(*, threads: bool = True) -> Iterator[Callable[[], int]]:
-    """Count the lines of Python that run in this thread, and in `threads` that begin meanwhile; yield the count so far.
+    """Count the Python lines that run in this thread, and in `threads` that start meanwhile; yield the count so far.
 
-    A regular expression or another function in C is one line, however long it takes.
+    A regular expression or another function in C counts as one line.
     """
     count = 0
 

@@ -1,13 +1,13 @@
-"""A process that is killed: one use case in a process of its own, dead by SIGKILL at a line or a moment of choice.
+"""Run one use case in a child process, and kill it by SIGKILL at a chosen line or moment.
 
-`python crash_driver.py` imports everything and reads the profiles once: loading is most of what a short command costs,
-and nobody loses anything by a death in it. Then it reads orders, one JSON object per line on stdin. For each it forks a
+`python crash_driver.py` imports everything and reads the profiles once: loading is most of the cost of a short command,
+and a death in it loses nothing. Then it reads orders, one JSON object per line on stdin. For each it forks a
 child that opens the house in `home` and carries out `phase`. With `line` the child kills itself when it is about to run
-that many lines of gpuwarden, counted over all of its threads; with `after` it is killed from outside after that many
-looks at it, which are a millisecond or more apart. With `stranger` the process has the key of another account on the
-same platform; `through`, an ssh_config and a port, is how it reaches machines. `only_checks` asks for a receipt where
-nothing is metered, `profiles` are a user's own. The answer says how the child ended, what the use case answered, and
-for how many looks it lived.
+that many lines of gpuwarden, counted over all of its threads; with `after` the parent kills it after that many polls,
+which are a millisecond or more apart. With `stranger` the process has the key of another account on the
+same platform; `through`, an ssh_config and a port, is the route to machines. `only_checks` requests a receipt for a
+platform without metering; `profiles` are the user's profiles. The answer has the end of the child, the reply of the use
+case, and the number of polls that the child lived for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PACKAGE = str(Path(gpuwarden.__file__).parent)
 
 
 class Behind(SshBackend):
-    """The rehearsal's machines behind SSH, at the port of a line that is cut."""
+    """The rehearsal's machines behind SSH, at the port of a proxy that cuts connections."""
 
     name = "local"
 
@@ -60,13 +60,13 @@ class Behind(SshBackend):
 
 
 class PlainClock:
-    """The machine's clock, but none that the cloud starts host processes for: what is due happens at the next look."""
+    """The machine's clock, for which the cloud starts no host processes: due transitions happen at the next poll."""
 
     now, sleep = SystemClock().now, SystemClock().sleep
 
 
 class Tripwire:
-    """Counts the lines of gpuwarden that run, and kills at one of them. `map` has the counts of every line."""
+    """Count the executed lines of gpuwarden, and kill the process at one. `map` has the counts of every line."""
 
     def __init__(self, line: int | None, note: int) -> None:
         self.line, self.note, self.count = line, note, 0
@@ -95,7 +95,7 @@ class Tripwire:
 
 
 async def act(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one use case; what a caller would learn from it."""
+    """Carry out one use case; return the reply to its caller."""
     match order["phase"]:
         case "quote":
             spec = JobSpec.model_validate(order["spec"])
@@ -137,7 +137,7 @@ async def through_ssh(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def child(order: dict[str, Any], note: int) -> None:
-    """One use case from opening the house to closing it."""
+    """Run one use case from opening the house to closing it."""
     wire = Tripwire(order.get("line"), note)
     if "through" not in order:
         wire.arm()
@@ -157,7 +157,7 @@ def child(order: dict[str, Any], note: int) -> None:
 
 
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
-    """Fork, wait, and kill when the time has come."""
+    """Fork a child, wait for it, and kill it at its moment."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -191,7 +191,7 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_all() -> None:
-    """Import what use cases import late, and fill the cache of profiles."""
+    """Import the modules that use cases import late, and fill the cache of profiles."""
     for package in ("backends", "checkpoints", "core", "hub", "ledger", "lifecycle", "providers", "remote", "rules"):
         module = importlib.import_module(f"gpuwarden.{package}")
         for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):

@@ -1,4 +1,4 @@
-"""Lives of a process that dies by SIGKILL anywhere, and what is counted of them."""
+"""Lives of jobs whose processes are killed by SIGKILL at any point, and their counts."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from waiting import eventually
 
 SEED = int(os.environ.get("GPUWARDEN_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
 STRANGER = ("check", "pull", "verify", "teardown", "approve", "list")
-"""The steps of a life of two accounts that the other account's key tries first, killed at the same line."""
+"""In a life of two accounts, the steps that the other account's key attempts first, killed at the same line."""
 CALM_AFTER = 5
-"""So many kills in a row of one step, then it is let through, so that every life comes to its end."""
+"""The number of consecutive kills of one step, after which it may complete, so that every life ends."""
 LIFE_S = 300.0
-"""For one step of a life: each look at it takes several processes, most of which are killed."""
+"""Limit of one step of a life: each poll takes several processes, most of which are killed."""
 
 
 class Driver:
-    """The warm process that forks the ones to be killed."""
+    """The warm process that forks the processes to be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.errors = (folder / "driver.err").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, str(KITS / "crash_driver.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, bufsize=1,
-            env={**os.environ, "TMPDIR": str(folder)},  # who is killed cleans nothing up
+            env={**os.environ, "TMPDIR": str(folder)},  # a killed process does not clean up
         )  # fmt: skip
 
     def order(self, **order: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Driver:
 
 @dataclass
 class Tally:
-    """What was hit, over all lives. `maps` and `looks` are the lines of each step and the looks that it lived for."""
+    """The kills of all lives. `maps` and `looks` are the lines of each step and the polls that it lived for."""
 
     kills: Counter[str] = field(default_factory=Counter)
     points: set[str] = field(default_factory=set)
@@ -87,12 +87,12 @@ class Tally:
     looks: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, phase: str) -> list[str]:
-        """The lines of a step at which nobody has died yet."""
+        """Return the lines of a step at which no process has died yet."""
         return [at for at in self.maps[phase] if f"{phase} {at}" not in self.points]
 
 
 def digests(files: list[str]) -> list[str]:
-    """The digests of what was copied."""
+    """Return the digests of the copied files."""
     return sorted(hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files)
 
 
@@ -101,7 +101,7 @@ class Life:
 
     def __init__(self, driver: Driver, tally: Tally, home: Path, rng: random.Random, kind: str) -> None:
         self.driver, self.tally, self.home, self.rng, self.kind = driver, tally, home, rng, kind
-        self.said = home.with_name(f"{home.name}.said")  # no job sees the home itself
+        self.said = home.with_name(f"{home.name}.said")  # the home itself is not visible to jobs
         self.resumed = kind == "preempted"
         self.spec = training(self.said, 0.4 if self.resumed else 0.05, interruptible=self.resumed)
         self.hosts = kind == "hosts"
@@ -111,7 +111,7 @@ class Life:
         ctx.ledger.close()
 
     def step(self, phase: str, **more: Any) -> dict[str, Any]:
-        """Carry a use case out, in as many processes as it takes until one lives to answer."""
+        """Carry out a use case, in one process after the other, until one lives to answer."""
         for tries in range(100):
             plan = self.plan(phase) if tries < CALM_AFTER else {}
             map_file = self.home / "map.json"
@@ -128,7 +128,7 @@ class Life:
         raise AssertionError(f"{phase} never came to an end")
 
     def plan(self, phase: str) -> dict[str, Any]:
-        """How the next process dies: mostly at a line where none has died yet, sometimes at a moment, sometimes not."""
+        """Return the end of the next process: mostly a line without a death so far, sometimes a moment or none."""
         if phase not in self.tally.maps or self.rng.random() < 0.15:
             return {}
         if self.rng.random() < 0.2:
@@ -137,7 +137,7 @@ class Life:
         return {"line": self.rng.choice(self.tally.maps[phase][at])}
 
     def hold(self, phase: str, reply: dict[str, Any]) -> None:
-        """What has to be so after every single process, killed or not."""
+        """Assert the invariants after a process, killed or not."""
         if reply["killed"]:
             self.tally.kills[phase] += 1
             self.tally.points.add(f"{phase} {reply.get('killed_at', 'in time')}")
@@ -150,7 +150,7 @@ class Life:
             ledger.close()
 
     def wrong(self, ledger: Ledger) -> Iterator[str]:
-        """What is not so although it always has to be."""
+        """Yield the violated invariants."""
         yield from promises(ledger, self.cloud)
         yield from self.twice(ledger)
         truths = self.cloud.truths()
@@ -174,7 +174,7 @@ class Life:
     # -- the course of a life
 
     def live(self) -> None:
-        """From the quote to the observed end, with a person who approves once it is proven."""
+        """Run from the quote to the observed end, with an approval when the copy is proven."""
         spec = self.spec.model_dump(mode="json")
         job = self.accepted(spec)
         seen = self.until("check", lambda a: a["state"] in {"succeeded", "failed"}, job=job)
@@ -186,7 +186,7 @@ class Life:
         self.ended(pulled["files"])
 
     def saved(self) -> list[str]:
-        """The digests of what the job saves."""
+        """Return the digests of the job's outputs."""
         return [MODEL]
 
     def accepted(self, spec: dict[str, Any]) -> str:
@@ -212,13 +212,13 @@ class Life:
         return eventually(lambda: self.step(phase, **more), LIFE_S, good=done)
 
     def ended(self, files: list[str]) -> None:
-        """Everything is safe, everything is off, everything was done once."""
+        """Assert that all outputs are safe, all machines are off, and every operation was done once."""
         ledger = Ledger(self.home / "ledger.db", PlainClock())
         try:
             assert digests(files) == self.saved(), files
             attempts = [attempt for _, attempt in launches(self.said)]
             assert attempts and attempts == sorted(set(attempts)), attempts
-            # A machine may be taken back before its job's first word; nothing else keeps an attempt from its launch.
+            # A machine may be preempted before its job's first line; no other event prevents the launch of an attempt.
             assert attempts == list(range(1, len(attempts) + 1)) or self.kind == "preempted", self.told(ledger)
             assert len(attempts) == 1 or self.resumed, attempts
             truths = self.cloud.truths()

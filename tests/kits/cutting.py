@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts lines at chosen points, and a clock that hardly waits."""
+"""A TCP proxy on loopback that cuts connections at chosen points, and a clock that hardly waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sshd import Sshd
 
 
 class CuttingProxy:
-    """Forwards TCP to a port and cuts all connections after given numbers of forwarded bytes."""
+    """Forward TCP to a port, and cut all connections after given numbers of forwarded bytes."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -73,7 +73,7 @@ class CuttingProxy:
         self.live.clear()
 
     def arm(self, next_cut: Callable[[], int | None]) -> None:
-        """Cut from now on: each call of `next_cut` says after how many bytes; None stops it."""
+        """Start cutting: each call of `next_cut` returns the number of bytes before a cut; None stops it."""
         with self.lock:
             self.next_cut = next_cut
             self.budget = next_cut()
@@ -85,7 +85,7 @@ class CuttingProxy:
 
 
 class NoWait(SystemClock):
-    """Backs off only as long as a thread needs to notice."""
+    """Back off only as long as a thread needs to react."""
 
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(0.01)

@@ -1,8 +1,8 @@
-"""Columns of public datasets, as their cards or the dataset viewer name them, and the right answer for a method.
+"""Columns of public datasets by their cards or the dataset viewer, and the right answer for a method.
 
-The answers were decided before anything was run on them. Those of UNSEEN were looked at for the first time when the
-code was finished. An answer is the value of `--columns` (empty: nothing to rename), perhaps with the conversion that
-the trainer does, or None where the dataset can't be used without one of our own.
+The answers were decided before any code ran on the datasets. Those of UNSEEN were first used when the code was
+finished. An answer is the value of `--columns` (empty: no rename), perhaps with the conversion that the trainer does,
+or None if the dataset needs a conversion script.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ SEEN = (
     Layout("floleuerer/OASST-DE_sharegpt", "sft", {"conversation": TURNS}, "conversation=conversations", "ShareGPT"),
     Layout("LNTANOooo/sharegpt52k", "sft", {"conversation": M}, "conversation=messages"),
     Layout(
-        # None at first: the trainer crashed on a table of turns, and was taught to read it.
+        # The first answer was None: the trainer crashed on a table of turns. It now reads them.
         "liyucheng/ShareGPT90K",
         "sft",
         {"id": S, "conversations": "{from: list<string>, value: list<string>}"},

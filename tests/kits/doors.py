@@ -1,4 +1,4 @@
-"""What the tests of the doors share: a quick rehearsal cloud, a small job, and a person at a terminal."""
+"""Fixtures of the interface tests: a fast rehearsal cloud, a small job, and a user at a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waiting import PATIENCE, eventually
 PLATFORM = "rehearsal/vastai"
 QUICK = Settings(boot_s=0.0, stop_s=0.0, resume_s=0.0, settle_s=0.05, host_life_s=120.0)
 
-# Saves one tensor the way the safetensors library does, with nothing but the standard library.
+# Saves one tensor as the safetensors library does, with only the standard library.
 TRAIN = """# /// script
 # requires-python = ">=3.11"
 # dependencies = []
@@ -52,7 +52,7 @@ unsandboxed = true
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The variables of a process whose gpuwarden lives in `home`."""
+    """Return the environment of a process whose gpuwarden home is `home`."""
     keep = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
     mine = {"GPUWARDEN_HOME": str(home), "GPUWARDEN_POLICY": str(policy_file(home)), "COLUMNS": "100"}
     accept(home, Path(more.get("GPUWARDEN_POLICY", mine["GPUWARDEN_POLICY"])))
@@ -60,14 +60,14 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def accept(home: Path, file: Path) -> None:
-    """Record a policy file as a person's choice, or a ledger of whoever runs the tests would count as the usual one."""
+    """Record a policy file as the user's choice, so that the ledger of the user who runs the tests is not used."""
     if not (home / RECORD).exists() and not home.parent.is_file():
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_record(home, Record(path=str(file), digest="", at=0.0))
 
 
 def policy_file(home: Path) -> Path:
-    """A policy beside the home, so that the user's own never counts. Where no sandbox works, jobs run all the same."""
+    """Write a policy beside the home, so that the user's is never used. If no sandbox works, jobs run without one."""
     file = home.parent / "policy.toml"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def policy_file(home: Path) -> Path:
 
 
 def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Context:
-    """A warden of this process over a cloud whose machines boot and stop at once; other processes see the same."""
+    """Return a context over a cloud whose machines boot and stop immediately. Other processes see the same cloud."""
     ctx = open_context("test", env=environment(home, **env))
     ctx.provider(platform).cloud.configure(QUICK)  # type: ignore[attr-defined]
     return ctx
@@ -85,7 +85,7 @@ def quick_warden(home: Path, platform: str = PLATFORM, **env: str) -> Context:
 def gpuwarden(
     home: Path, *words: str, stdin: str | None = None, timeout: float = 60, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, without a terminal."""
+    """Run the command in a separate process, without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "gpuwarden", *words], env=environment(home, **env), input=stdin, text=True,
         stdin=subprocess.DEVNULL if stdin is None else None, capture_output=True, timeout=timeout * PATIENCE,
@@ -94,7 +94,7 @@ def gpuwarden(
 
 
 def in_process(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process, which is quicker, with what it would be given in a process of its own."""
+    """Run the command in this process, which is faster, with the arguments and variables of a separate process."""
     from gpuwarden.interfaces.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -104,7 +104,7 @@ def in_process(home: Path, *words: str, **env: str) -> subprocess.CompletedProce
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The one JSON object that a command printed; anything else on standard output is a failure."""
+    """Return the only JSON object that a command printed; fail on other output on stdout."""
     assert done.stdout.count("\n") == 1, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert isinstance(found, dict) and {"ok", "code"} <= found.keys(), found
@@ -119,10 +119,10 @@ def at_terminal(
     enough: Callable[[str], bool] = lambda shown: False,
     **env: str,
 ) -> tuple[int, str]:
-    """Run the command on a pseudo-terminal. When it shows a prompt of `says`, in order, type the answer.
+    """Run the command on a pseudo-terminal. At each prompt of `says`, in order, type the answer.
 
-    Returns the exit code and everything that was shown. A command that has no end is killed once it has shown `enough`;
-    then an AssertionError has everything that was shown.
+    Return the exit code and the complete output. A command that does not end is killed when it has shown `enough`;
+    then an AssertionError has the complete output.
     """
     import pty
 
@@ -136,7 +136,7 @@ def at_terminal(
     shown, fresh, over = "", "", ""
 
     def turn() -> str:
-        """Read once and answer; say why that is all."""
+        """Read once and answer; return why the conversation is over, if it is."""
         nonlocal shown, fresh
         if enough(shown):
             return "enough"

@@ -1,9 +1,9 @@
 """dstack for tests: a double that answers as the recorded replies of a real server, and the real server itself.
 
-In both, what dstack's machines would do is played here: a submitted run becomes a process of this machine, its output
-the log, its end the run's. The real server runs without its background work, which needs clouds and a shim with Docker;
-the states that this work would write are written into its database, and every reply is the server's own.
-`tests/fixtures/dstack` has replies of dstack 0.22.5, with a machine's data as its own models write it.
+In both, this kit emulates dstack's machines: a submitted run becomes a local process, its output is the log, and its
+end is the end of the run. The real server runs without its background work, which needs clouds and a shim with Docker;
+the kit writes the states of this work into the server's database, and every reply comes from the server.
+`tests/fixtures/dstack` has replies of dstack 0.22.5, with a machine's data as its models write it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPLIES = FIXTURES / "dstack"
 
 
 def recorded(name: str) -> Any:
-    """Return a reply of the real server."""
+    """Return a recorded reply of the real server."""
     return json.loads((REPLIES / f"{name}.json").read_text())
 
 
@@ -85,7 +85,7 @@ class Processes:
 
 
 class FakeDstack:
-    """The double. `replies` are given in place of its own, by the end of the path."""
+    """The double. `replies` replace its usual replies, by the end of the path."""
 
     def __init__(self, folder: Path) -> None:
         self.processes = Processes(folder)
@@ -110,7 +110,7 @@ class FakeDstack:
         self.processes.close()
 
     def answer(self, path: str, token: str, body: Any) -> tuple[int, Any]:
-        """Return status and body as the real server does."""
+        """Return the status and body of the real server's reply."""
         self.asked.append((path, body))
         if path.endswith("/server/get_info"):
             return 200, {"server_version": self.version}
@@ -125,7 +125,7 @@ class FakeDstack:
         return reply
 
     def advance(self) -> None:
-        """Do what dstack's background work and its machines would have done by now."""
+        """Apply the changes that dstack's background work and its machines would have made by now."""
         for ident, run in self.runs.items():
             start = run["jobs"][0]["job_submissions"][-1]
             if run["status"] == "submitted":
@@ -240,7 +240,7 @@ def _handler(fake: FakeDstack) -> type[BaseHTTPRequestHandler]:
 
 
 class RealDstack:
-    """The real server on loopback, whose machines are played in its database."""
+    """The real server on loopback. Its machines are emulated in its database."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.folder = folder
@@ -259,7 +259,7 @@ class RealDstack:
         self.process = subprocess.Popen(argv, env=own, stdout=self.log, stderr=subprocess.STDOUT, cwd=folder)
 
     def start(self) -> RealDstack:
-        eventually(self._answers, 90, every=0.2)  # it makes its database first
+        eventually(self._answers, 90, every=0.2)  # it creates its database first
         return self
 
     def _answers(self) -> bool:
@@ -288,7 +288,7 @@ class RealDstack:
             return db.execute(text, values).fetchall()
 
     def advance(self) -> None:
-        """Do what dstack's background work and its machines would have done by now."""
+        """Apply the changes that dstack's background work and its machines would have made by now."""
         rows = self.write(
             "SELECT r.id, j.id, r.run_name, r.status, r.run_spec FROM runs r JOIN jobs j ON j.run_id = r.id"
             " WHERE r.status IN ('SUBMITTED', 'RUNNING', 'TERMINATING')"
@@ -324,7 +324,7 @@ class RealDstack:
 
 
 class DstackEngine:
-    """A server, as the contract test of backends disturbs it: on the way to it."""
+    """A server as the engine of the backend contract: faults are injected into the calls to it."""
 
     def __init__(self, world: FakeDstack | RealDstack, backend: DstackBackend, patch: pytest.MonkeyPatch) -> None:
         self.world, self.patch, self.asked = world, patch, 0

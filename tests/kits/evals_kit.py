@@ -1,4 +1,4 @@
-"""What the tests of real agents share: a scene with the real server in it, a small case, and runs of one trial."""
+"""Fixtures of the tests with real agents: a scene with the real server, a small case, and runs of one trial."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ KEY = "sk-test-0123456789abcdef0123"
 
 
 class RealServer:
-    """A scene whose server is the real one, over a home in which nothing is rented.
+    """A scene with the real server, over a home without rented machines.
 
-    The scenes of all tests share the server that takes the calls: what is tested is what lies before it.
+    The scenes of all tests share the server that receives the calls: the layers in front of it are under test.
     """
 
     shared: ClassVar[list[McpClient]] = []
@@ -70,7 +70,7 @@ def _close() -> None:
 
 
 def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:
-    """One trial of one case, played, written and scored as a run is."""
+    """Run one trial of one case, and write and score it as a run does."""
     head = new_run(folder, "test", "none", [case.id], 1, "p")
     runner.run(head, play, open_scene, {case.id: case}, WORLDS)
     (trial,) = score_run(read_run(folder), {case.id: case})

@@ -1,4 +1,4 @@
-"""Small programs run as jobs, the way an agent runs them: submit_job and check_job of one server, the local backend."""
+"""Small programs that run as an agent's jobs: submit_job and check_job of one server, with the local backend."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM"
 
 
 def script(code: str, *needs: str) -> str:
-    """A program with the header that the submit gate wants."""
+    """Return a program with the header that the submit gate requires."""
     return f"# /// script\n# requires-python = '>=3.11'\n# dependencies = {list(needs)!r}\n# ///\n{code}"
 
 
 def told(reply: dict[str, Any], want: str | None, *shown: str, sure: bool = True) -> None:
-    """Check what check_job reports of a job that is not well: the entry that comes first, its evidence, how certain.
+    """Check the report of check_job for a failing job: its first entry, the evidence and the certainty.
 
-    Only a cause that is `sure` may be called likely, and only where public reports confirm its signature.
+    Only a cause that is `sure` may be called likely, and only if public reports confirm its signature.
     """
     found = reply.get("diagnoses")
     assert found, reply
@@ -44,7 +44,7 @@ def told(reply: dict[str, Any], want: str | None, *shown: str, sure: bool = True
 
 
 def over(body: dict[str, Any]) -> bool:
-    """Whether a job has ended."""
+    """Return whether a job has ended."""
     return body["state"] in ENDED
 
 
@@ -56,7 +56,7 @@ class Jobs:
         self.runs = Path(warden.profile("local").run_root).expanduser()
 
     async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
-        """One tool call that must succeed."""
+        """Make a tool call that must succeed."""
         body = (await self.client.call_tool(tool, arguments)).structured_content
         assert body is not None and body["ok"], body
         return body
@@ -75,7 +75,7 @@ class Jobs:
         step: int | None = None,
         good: Callable[[dict[str, Any]], bool] = over,
     ) -> dict[str, Any]:
-        """Look until the job has ended, has come to a step, or is what `good` wants."""
+        """Poll until the job has ended, has reached a step, or fulfills `good`."""
 
         async def look() -> dict[str, Any] | None:
             body = await self.call("check_job", job_id=job_id, log_bytes=4_000)
@@ -84,7 +84,7 @@ class Jobs:
         return await soon(look, seconds, every=0.15)
 
     def folder(self, job_id: str) -> Path:
-        """A job's run folder."""
+        """Return a job's run folder."""
         return self.runs / f"gw-{job_id}"
 
     async def ended(self, seconds: float = 600, **spec: Any) -> dict[str, Any]:
@@ -94,9 +94,9 @@ class Jobs:
 
 @asynccontextmanager
 async def jobs_here(home: Path) -> AsyncIterator[Jobs]:
-    """One server over a home folder of its own, for as many jobs as wanted.
+    """Run a server over a new home folder, for any number of jobs.
 
-    Its jobs fail as they do on rented machines: on disks, groups and ports of the machine, which no sandbox shows.
+    Its jobs fail as on rented machines: on disks, groups and ports of the machine, which a sandbox would hide.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home / "user"))

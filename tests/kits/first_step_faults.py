@@ -1,4 +1,4 @@
-"""Faults that a script shows only when it runs, put into training scripts mechanically."""
+"""Faults that a script shows only when it runs, put into training scripts automatically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAVES = frozenset({"save_pretrained", "save_model", "save_state", "save", "push
 
 
 def replaced(text: str, node: ast.expr | ast.stmt | ast.keyword, new: str) -> str:
-    """Return a text with other words in the place of a node."""
+    """Return a text with a node replaced."""
     lines = text.splitlines(keepends=True)
     start = sum(len(line.encode()) for line in lines[: node.lineno - 1]) + node.col_offset
     end = sum(len(line.encode()) for line in lines[: (node.end_lineno or 0) - 1]) + (node.end_col_offset or 0)
@@ -24,7 +24,7 @@ def replaced(text: str, node: ast.expr | ast.stmt | ast.keyword, new: str) -> st
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the calls of a script with the last part of the function's name."""
+    """Yield the calls of a script, each with the last part of the function's name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""), node
@@ -65,7 +65,7 @@ def save_of_what_is_not_defined(text: str, tree: ast.Module) -> str | None:
 
 
 def frozen(text: str, tree: ast.Module) -> str | None:
-    """Freeze everything right before it trains."""
+    """Freeze all parameters directly before the training."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func)
@@ -111,7 +111,7 @@ def column_by_computation(text: str, tree: ast.Module) -> str | None:
 
 
 def nothing_saved(text: str, tree: ast.Module) -> str | None:
-    """Take out every statement that saves, and turn a trainer's own saving off in a way that no reader sees."""
+    """Remove every statement that saves, and disable a trainer's saving in a way that static analysis can't detect."""
     found = False
     for _ in range(20):
         again = ast.parse(text)
@@ -132,7 +132,7 @@ def nothing_saved(text: str, tree: ast.Module) -> str | None:
 
 
 def name_that_is_not_there(text: str, tree: ast.Module) -> str | None:
-    """Look a class up by a computed name right after the imports."""
+    """Look up a class by a computed name directly after the imports."""
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     roots = {"transformers", "torch", "trl", "peft"}
     for node in imports:
@@ -166,7 +166,7 @@ KINDS: dict[str, Fault] = {
 
 
 def seeds(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the script with one fault of each kind that has a place in it."""
+    """Yield the script with one fault of each kind that fits into it."""
     for kind, fault in KINDS.items():
         changed = fault(text, ast.parse(text))
         if changed is not None and changed != text:
@@ -176,7 +176,7 @@ def seeds(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A fault that a person wrote into one public script, with words of the error that they expect."""
+    """A manual fault in one public script, with words of the expected error."""
 
     kind: str
     old: str
@@ -184,7 +184,7 @@ class Written:
     words: str
 
     def put_into(self, text: str) -> str:
-        """Return the script with this fault, at the first place where it fits."""
+        """Return the script with this fault, at the first suitable place."""
         assert self.old in text, self
         changed = text.replace(self.old, self.new, 1)
         ast.parse(changed)
@@ -193,7 +193,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Case:
-    """A public script by repository, commit and path, the files that go along with it, and its faults."""
+    """A public script by repository, commit and path, with its input files and faults."""
 
     repo: str
     commit: str
@@ -203,7 +203,7 @@ class Case:
 
 
 def cases(file: Path) -> tuple[Case, ...]:
-    """Return the scripts of a data file with the faults that were written for them."""
+    """Return the scripts of a data file with their faults."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return tuple(
         Case(row["repo"], row["commit"], row["path"], tuple(Written(**fault) for fault in row["faults"]),

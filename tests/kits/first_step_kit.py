@@ -1,6 +1,6 @@
-"""What a rehearsal would bring from the Hub, made here: configs by a model's name, one small tokenizer, rows by column.
+"""Generated replacements of a rehearsal's Hub files: configs by a model's name, one small tokenizer, rows by column.
 
-The sizes of the configs are those of real models, so that making them small is tested too; only the vocabulary is not.
+The configs have the sizes of real models, except for the vocabulary, so that the reduction of sizes is tested too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ROWS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str) -> dict[str, Any] | None:
-    """Return the config of a model's family; None for one that is not made here."""
+    """Return the config of a model's family, or None for an unknown family."""
     low = name.lower()
     if any(word in low for word in _OTHERS):
         return None
@@ -98,7 +98,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 
 def models_for(*texts: str) -> dict[str, dict[str, bytes]]:
-    """Return the files of the models that are named in these texts."""
+    """Return the files of the models that these texts name."""
     named = [name for name in _table()["models"] if any(name in text for text in texts)]
     configs = {name: config for name in named if (config := config_of(name)) is not None}
     return {n: {"config.json": json.dumps(c).encode(), **tokenizer_files()} for n, c in configs.items()}
@@ -123,6 +123,6 @@ def datasets_known() -> dict[str, Any]:
 
 
 def rehearsed(text: str, args: tuple[str, ...] = (), limits: Limits | None = None, **more: Any) -> Outcome:
-    """Rehearse a script with this interpreter and what is made here."""
+    """Rehearse a script with this interpreter and the generated files."""
     given = {"models": models_for(text, *args), "datasets": datasets_known(), "secrets": ("HF_TOKEN", "WANDB_API_KEY")}
     return rehearse(Order(text, args, **{**given, **more}), sys.executable, (), limits)

@@ -1,7 +1,7 @@
-"""Faults that are put into public training scripts mechanically, twelve kinds, and changes that are none.
+"""Twelve kinds of faults that are put into public training scripts automatically, and harmless changes.
 
-Each kind changes a script or its job in one place and gives up on scripts that have no such place. A fault counts as
-seen where the gate finds something that it does not find in the script as it is.
+Each kind changes a script or its job in one place, and skips scripts without such a place. A fault counts as detected
+if the gate has a finding that it does not have for the original script.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PUSHES = frozenset({"push_to_hub", "upload_folder"})
 
 @dataclass(frozen=True)
 class Seed:
-    """A job with one fault, and what was changed."""
+    """A job with one fault, and a description of the change."""
 
     kind: str
     script: Script
@@ -37,7 +37,7 @@ class Seed:
 
 
 def seeds(scripts: Sequence[Script], folder: Path) -> Iterator[Seed]:
-    """Yield up to ten faults of each kind, over as many repositories as there are."""
+    """Yield up to ten faults of each kind, over as many repositories as possible."""
     for kind, (platform, fault) in KINDS.items():
         yield from _some(kind, platform, fault, scripts, folder, EACH)
 
@@ -60,7 +60,7 @@ def _some(kind: str, platform: str, fault: Fault, scripts: Sequence[Script], fol
 
 
 def in_turns(scripts: Sequence[Script]) -> Iterator[Script]:
-    """Yield scripts of one repository after the other, one of each at a time."""
+    """Yield the scripts in turns, one of each repository at a time."""
     by_repo: dict[str, list[Script]] = {}
     for script in scripts:
         by_repo.setdefault(script.repo, []).append(script)
@@ -75,7 +75,7 @@ def difference(old: Job, new: Job) -> str:
 
 
 def _replaced(job: Job, node: ast.expr | ast.stmt | ast.keyword | ast.alias, new: str) -> Job:
-    """Return a job whose text has other words in the place of a node."""
+    """Return a job with a node of its text replaced."""
     lines = job.text.splitlines(keepends=True)
     start = sum(len(line.encode()) for line in lines[: node.lineno - 1]) + node.col_offset
     end = sum(len(line.encode()) for line in lines[: (node.end_lineno or node.lineno) - 1]) + (node.end_col_offset or 0)
@@ -106,9 +106,9 @@ def flag_typo(job: Job, tree: ast.Module) -> Job | None:
 
 
 def nothing_saved(job: Job, tree: ast.Module) -> Job | None:
-    """Take out every statement that saves or pushes, and turn a trainer's own saving off.
+    """Remove every statement that saves or pushes, and disable a trainer's saving.
 
-    A script where another call still saves has no fault: `best = saver.save_checkpoint(...)` is not a statement alone.
+    A script in which another call still saves has no fault: `best = saver.save_checkpoint(...)` is an assignment.
     """
     statements = [
         n
@@ -140,7 +140,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _added(job: Job, call: ast.Call, words: str) -> Job:
-    """Return a job where a call has one more keyword, at its end and before any comment there."""
+    """Return a job with an additional keyword in a call, at its end and before any comment there."""
     last = max((*call.args, *call.keywords), key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
     return _replaced(job, last, f"{ast.get_source_segment(job.text, last)}, {words}")
 
@@ -158,7 +158,7 @@ def wrong_repo(job: Job, tree: ast.Module) -> Job | None:
 
 
 def wrong_column(job: Job, tree: ast.Module) -> Job | None:
-    """Give a preference or reward script rows of another shape, or misspell a column that a row function reads.
+    """Give a preference or reward script rows with other columns, or misspell a column that a row function reads.
 
     A script without a dataset whose columns are in the table may get rows that have the column.
     """
@@ -214,7 +214,7 @@ def wrong_split(job: Job, tree: ast.Module) -> Job | None:
 
 
 def removed_argument(job: Job, tree: ast.Module) -> Job | None:
-    """Pass an argument that newer releases lack; without a header nothing says that one of these runs."""
+    """Pass an argument that newer releases lack. Skip scripts without a header, whose releases are unknown."""
     if "unsloth" in job.text or "# /// script" not in job.text:
         return None
     for name, call in _calls(tree):

@@ -1,4 +1,4 @@
-"""Public training scripts as the submit gate sees them: their list, their jobs, and a Hub that knows their repos."""
+"""Public training scripts for the submit gate: their list, their jobs, and a Hub that has their repos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLICY = Policy(secrets=Secrets(allowed=("*",)))
 
 @dataclass(frozen=True)
 class Script:
-    """One public script, the job that it is submitted as, and the refusals that are right.
+    """One public script, its job, and the right refusals.
 
     `push` are the arguments that make it push to `REPO`. `refused` are the right refusals on every platform, `hub`
     those of a job that must push: the start of the rule's id, words of its message, and the reason. `note`: why a
@@ -54,7 +54,7 @@ class Script:
         return f"{self.repo}/{self.path}"
 
     def right(self, finding: Finding, platform: str) -> bool:
-        """Return true if a refusal is one that a reader of the script expects."""
+        """Return whether a refusal is among the labels of the script."""
         labels = (*self.refused, *(self.hub if platform == "hf-jobs" else ()))
         return any(finding.rule.startswith(rule) and words in finding.message for rule, words, _ in labels)
 
@@ -82,7 +82,7 @@ def _tuples(value: Any) -> Any:
 
 
 def fetch(cache_folder: Path, mirrors: Path | None, listed: Sequence[Script] | None = None) -> Iterator[str]:
-    """Put scripts, by default those of the corpus, into a folder; yield a line for each that could not be had.
+    """Put scripts, by default those of the corpus, into a folder; yield a line for each script that can't be fetched.
 
     They come from GitHub, or from a folder of git directories named `owner+name`.
     """
@@ -111,7 +111,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def job_of(script: Script, folder: Path, platform: str) -> Job:
-    """Return the job of a script: on a serverless platform it must push, elsewhere its folder is pulled."""
+    """Return the job of a script. On a serverless platform the job must push; on others its folder is pulled."""
     text = (folder / script.repo / script.path).read_text(encoding="utf-8")
     if platform == "hf-jobs":
         return Job(text, (*script.args, *script.push), (DURABLE,), platform=platform)
@@ -119,7 +119,7 @@ def job_of(script: Script, folder: Path, platform: str) -> Job:
 
 
 def findings(job: Job) -> list[Finding]:
-    """Return what the submit gate finds about a job."""
+    """Return the submit gate's findings on a job."""
     read = read_script(job.text, {}, job.args)
     given = {"gpu": "a100", "timeout_s": 14_400, **job.spec}
     spec = JobSpec(
@@ -151,7 +151,7 @@ def hub_facts_of(uses: Sequence[RepoUse], pushes: bool, job: Job) -> HubFacts | 
 
 
 def repo_of(use: RepoUse) -> Repo:
-    """Return a repo as the table of known ones has it; one that is not in the table does not exist."""
+    """Return a repo from the table of known repos; other repos do not exist."""
     known = _table()
     name = known["renamed"].get(use.id, use.id)
     moved: dict[str, Any] = {"status": "renamed", "id_now": name} if name != use.id else {"status": "ok"}

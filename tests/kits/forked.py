@@ -1,4 +1,4 @@
-"""Prepare a forked process that will be killed: its siblings must not wait for a lock of it."""
+"""Prepare a forked process that will be killed, so that its siblings don't wait for its locks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def own_progress_locks() -> None:
     """Give this process its own locks for progress bars.
 
-    tqdm shares a semaphore with forked processes; one that is killed while it draws a bar would keep it for ever.
+    tqdm shares a semaphore with forked processes; a process that is killed while it draws a bar would keep it forever.
     """
     if "tqdm.std" in sys.modules:
         for bar in _with_subclasses(sys.modules["tqdm.std"].tqdm):

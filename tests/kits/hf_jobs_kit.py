@@ -1,4 +1,4 @@
-"""Jobs on a rehearsal Hub, and what its engine can be made to do."""
+"""Jobs on a rehearsal Hub, and the faults of its engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ended(backend: HfJobsBackend, handle: Handle) -> Observation:
 
 
 class HubEngine:
-    """The rehearsal Hub, as the contract test of backends disturbs it."""
+    """The rehearsal Hub as the engine of the backend contract."""
 
     def __init__(self, server: HubServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""Lines of logs that are made to mislead or to slow down a search."""
+"""Log lines that are designed to mislead or slow down a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAIRS = [(g, s) for g in shipped().gotchas.values() for s in g.signatures]
 
 
 def hostile_lines(signature: str, length: int = MAX_LINE) -> list[str]:
-    """Lines of the greatest length or another one, made to send a matcher into every blind alley."""
+    """Return lines of the maximal or another length that make a matcher backtrack as much as possible."""
     literal = next(iter(re.findall(r"[A-Za-z ]{3,}", signature)), "x")
     pieces = ["a", " ", "0", "/", "'", literal, f"{literal} ", f"{literal}0", string.printable.replace("\n", "")]
     rng = random.Random(signature)

@@ -1,4 +1,4 @@
-"""What the tests of the HTTP server share: the application in memory, and a client that names what it presents."""
+"""Fixtures of the HTTP server's tests: the application in memory, and a client with given headers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def opened() -> dict[str, Any]:
 
 
 def envelope() -> dict[str, Any]:
-    """Return what every request of the newer protocol brings along."""
+    """Return the metadata of every request of the newer protocol."""
     info = {"name": "test", "version": "1"}
     return {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}, f"{META}clientInfo": info}
 

@@ -30,7 +30,7 @@ FILES = {MODEL: b"weights " * 40_000, "out/log.txt": b"done", "out/empty": b""}
 
 
 class Shelf:
-    """An artifact store whose content and faults a test decides."""
+    """An artifact store with content and faults that the test sets."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class Shelf:
 
 
 class Kit(Parked):
-    """A house whose jobs have an artifact store in the hand."""
+    """A house whose jobs use an in-memory artifact store."""
 
     def __init__(self, home: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, order: str = "off") -> None:
         super().__init__(home, processes, order)
@@ -90,7 +90,7 @@ class Kit(Parked):
     def keeps(
         self, job: str, files: dict[str, bytes] = FILES, *, end: bool = True, signed: bool = True, **said: Any
     ) -> dict[str, Any]:
-        """Put files and a list into the store, as a runner does."""
+        """Put files and a manifest into the store, as a runner does."""
         rows = []
         for number, (path, data) in enumerate(sorted(files.items()), 1):
             self.shelf.objects[self.key(job, path)] = data
@@ -119,11 +119,11 @@ class Kit(Parked):
         self.shelf.objects[self.key(job, MANIFEST)] = json.dumps(body).encode()
 
     async def night(self, **changes: object) -> str:
-        """A job that saved, ended and parked its machine while nobody looked."""
+        """Run a job that saves, ends and self-stops its machine while no gpuwarden process runs."""
         return await self.asleep(artifact_store=KEEP, **changes)
 
     async def taken(self) -> None:
-        """Take the machine away for good, and look until that is believed."""
+        """Preempt the machine for good, and poll until the loss is confirmed."""
         for machine in self.cloud.truths():
             self.cloud.terminate(machine)
         for _ in range(4):
@@ -138,7 +138,7 @@ class Kit(Parked):
 
 @pytest.fixture
 def machines_vanish(tmp_path: Path) -> Iterator[None]:
-    """End what still runs on the test's real machines: an upload that fails is tried for a day, and a parker waits."""
+    """End the processes on the test's real machines: a failing upload is retried for a day, and a self-stop waits."""
     yield
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,7 +1,7 @@
-"""A cluster on loopback: an API server in memory, a job controller and a node whose containers are processes.
+"""A cluster on loopback: an in-memory API server, a job controller, and a node whose containers are processes.
 
-A test's run folders are in a folder of its own, which is the path at which pods mount the claim, so that a container's
-command runs here as it is. `PlayedNode` plays the kubelet; it is the same before a real API server.
+Each test has a separate folder of run folders. Pods mount the claim at the same path, so that a container's command
+runs here unchanged. `PlayedNode` emulates the kubelet, also with a real API server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def now() -> str:
 
 
 class PlayedNode:
-    """A kubelet: it starts a pod's command as a process, and serves `exec`. `report` takes each change of a status."""
+    """A kubelet: it starts a pod's command as a process, and serves `exec`. `report` receives each new status."""
 
     def __init__(self, report: Callable[[str, dict[str, Any]], None], secret: Callable[[str], Secret]) -> None:
         self.report, self.secret = report, secret
@@ -56,7 +56,7 @@ class PlayedNode:
         self.commands: set[int] = set()
 
     def start(self, pod: dict[str, Any]) -> None:
-        """Run a pod in a thread of its own."""
+        """Run a pod in a separate thread."""
         self.gates[pod["metadata"]["uid"]] = threading.Event()
         threading.Thread(target=self._run, args=(pod,), daemon=True).start()
 
@@ -78,7 +78,7 @@ class PlayedNode:
                     env[row["name"]] = self._key(uid, own["name"], own["key"])
             for mount in (
                 m for m in container.get("volumeMounts", ()) if m["name"] in wanted
-            ):  # played by another path
+            ):  # mounted at another path
                 key = mount["subPathExpr"].replace("$(JOB_COMPLETION_INDEX)", str(index))
                 file = Path(tempfile.mkdtemp(prefix="gw-mount-")) / "order"
                 file.write_text(self._key(uid, wanted[mount["name"]], key))
@@ -109,7 +109,7 @@ class PlayedNode:
         self.report(name, {"phase": "Failed" if code else "Succeeded", "containerStatuses": [ended]})
 
     def end(self, uid: str, number: int = signal.SIGTERM) -> None:
-        """Signal the first process of a pod, as a deletion does; one that did not start yet never will."""
+        """Signal the first process of a pod, as a deletion does; a pod that has not started never will."""
         self.gates[uid].set()
         process = self.processes.get(uid)
         if process is not None and process.poll() is None:
@@ -117,7 +117,7 @@ class PlayedNode:
                 os.kill(process.pid, number)
 
     def stop(self) -> None:
-        """End everything, and wait until no command is served any more."""
+        """End all pods, and wait until no command is served."""
         for pid in [*(process.pid for process in self.processes.values()), *self.commands]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ class PlayedNode:
             threading.Event().wait(0.01)
 
     async def exec(self, socket: WebSocket) -> None:
-        """Serve one command, in the protocol that ends its input."""
+        """Serve one command, in the protocol version that can close its input."""
         await socket.accept(subprotocol=V5)
         process = await asyncio.create_subprocess_exec(
             *socket.query_params.getlist("command"), stdin=-1, stdout=-1, stderr=-1, start_new_session=True
@@ -137,7 +137,7 @@ class PlayedNode:
 
         async def pump(stream: asyncio.StreamReader, channel: int) -> None:
             while data := await stream.read(1 << 16):
-                with suppress(RuntimeError, WebSocketDisconnect):  # nobody listens any more, and the command goes on
+                with suppress(RuntimeError, WebSocketDisconnect):  # the client is gone, and the command continues
                     await socket.send_bytes(bytes([channel]) + data)
 
         async def feed(stdin: asyncio.StreamWriter) -> None:
@@ -220,7 +220,7 @@ class Cluster:
         return self.folder / "kubeconfig"
 
     def claim(self, name: str = "runs", **spec: Any) -> None:
-        """Put a claim there that carries our label."""
+        """Create a claim with our label."""
         about = {"name": name, "uid": f"uid-of-{name}", "labels": {"gpuwarden.dev/runs": "yes"}}
         given = {"accessModes": ["ReadWriteMany"], **spec}
         kind = {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": about, "spec": given}
@@ -308,7 +308,7 @@ class Cluster:
         return [p for p in pods if any(o["uid"] == uid for o in p["metadata"].get("ownerReferences", ()))]
 
     def _advance(self, job: dict[str, Any]) -> None:
-        """Do what the job controller does after a change."""
+        """Apply the job controller's reaction to a change."""
         pods = self.pods_of(job)
         if job["spec"].get("completionMode") == "Indexed" and not job["metadata"].get("deletionTimestamp"):
             self._advance_indexed(job, pods)
@@ -334,7 +334,7 @@ class Cluster:
             self._pod(job)
 
     def _advance_indexed(self, job: dict[str, Any], pods: list[dict[str, Any]]) -> None:
-        """Give each index its pods, the lowest first and so many at a time; a failed one ends alone."""
+        """Create the pods of each index, lowest first, up to the parallelism; a failed index does not end others."""
         spec, status = job["spec"], job["status"]
         if spec.get("suspend") or status.get("conditions"):
             return
@@ -404,13 +404,13 @@ class Cluster:
             self._advance(found)
 
     def names(self, plural: str) -> list[str]:
-        """The objects of a kind that belong to jobs of ours."""
+        """Return the names of a kind's objects that belong to our jobs."""
         with self.lock:
             found = self.objects[plural].values()
             return sorted(o["metadata"]["name"] for o in found if "gpuwarden.dev/job" in o["metadata"]["labels"])
 
     def preempt(self, job: str, index: int | None = None) -> None:
-        """Take the pod of a job, or of one index of it, away for the sake of another."""
+        """Preempt the pod of a job, or of one of its indexes."""
         which = None if index is None else str(index)
         with self.lock:
             for pod in self.pods_of(self.objects["jobs"][job]):
@@ -420,7 +420,7 @@ class Cluster:
                     self.node.end(pod["metadata"]["uid"])
 
     def suspend(self, job: str) -> None:
-        """Take a running job's room away, as Kueue does: its pods are deleted, and it waits again."""
+        """Suspend a running job, as Kueue does: its pods are deleted, and it waits again."""
         with self.lock:
             found = self.objects["jobs"][job]
             found["spec"]["suspend"] = True
@@ -428,7 +428,7 @@ class Cluster:
                 self._delete("pods", pod)
 
     def queue(self, name: str, **conditions: Any) -> None:
-        """Put a local queue of Kueue there."""
+        """Create a local queue of Kueue."""
         rows = [{"type": kind, **given} for kind, given in conditions.items()]
         kind = {"kind": "LocalQueue", "metadata": {"name": name, "uid": f"uid-of-{name}"}}
         self.objects["localqueues"] = {name: {**kind, "spec": {"clusterQueue": "c"}, "status": {"conditions": rows}}}
@@ -441,7 +441,7 @@ class Cluster:
 
 
 def _counted(pod: dict[str, Any]) -> bool:
-    """Whether a pod's failure is one that the policy counts and repeats."""
+    """Return whether the policy counts a pod's failure and retries it."""
     code = pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
     return PREEMPTED in pod["status"].get("conditions", ()) or code == 143
 
@@ -451,7 +451,7 @@ def refuse(code: int, message: str) -> JSONResponse:
 
 
 def config_text(server: str, user: dict[str, Any] | None = None, **cluster: Any) -> str:
-    """A configuration with one context, `test`, whose namespace is `team`."""
+    """Return a configuration with one context, `test`, whose namespace is `team`."""
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
@@ -465,7 +465,7 @@ def config_text(server: str, user: dict[str, Any] | None = None, **cluster: Any)
 
 
 class KubeEngine:
-    """The cluster, as the contract test of backends disturbs it."""
+    """The cluster as the engine of the backend contract."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

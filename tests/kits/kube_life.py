@@ -1,4 +1,4 @@
-"""The whole life of a job on a cluster, through the use cases: for the cluster in memory, and for a real one."""
+"""The complete life of a job on a cluster, through the use cases: for the in-memory cluster and for a real one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import open_house
 from waiting import soon
 
-# Saves a step when it is told to end, and goes on from the saved one. It ends once a file `go` is there.
+# Saves a step on SIGTERM, and resumes from the saved one. It ends when a file `go` exists.
 TRAIN = """# /// script
 # requires-python = ">=3.8"
 # dependencies = []
@@ -56,7 +56,7 @@ save(step + 1)
 print("step", step + 1, "loss 0.5", flush=True)
 """
 
-# Counts its starts in a file, as a job that loads its checkpoint would, and saves when it is told to end.
+# Counts its starts in a file, as a job that loads its checkpoint would, and saves on SIGTERM.
 RESUMES = """
 n=$(cat count 2>/dev/null || echo 0); echo "from $n $KEY"
 trap 'echo $((n + 1)) > count; echo saved; exit 0' TERM
@@ -65,20 +65,20 @@ while [ ! -e go ]; do sleep 0.1; done
 
 
 class Disturbed(Protocol):
-    """A cluster whose scheduler a test plays."""
+    """A cluster whose scheduler is the test."""
 
     def preempt(self, job: str) -> None:
-        """Take the pod of a job away for the sake of another."""
+        """Preempt the pod of a job."""
 
     def names(self, plural: str) -> list[str]:
-        """Return the names of the objects of a kind that the jobs made; the pod for files is not among them."""
+        """Return the names of a kind's objects that the jobs created, without the pod for files."""
 
     def claim(self, name: str = "runs", **spec: object) -> None:
-        """Put a claim there that carries our label."""
+        """Create a claim with our label."""
 
 
 def warden(tmp_path: Path, runs: Path | None = None) -> Context:
-    """A warden whose profile has run folders where the test's pods mount the claim."""
+    """Return a context whose profile has its run folders at the mount path of the test's pods."""
     profiles = tmp_path / "profiles"
     profiles.mkdir()
     text = (data_dir("profiles") / "kubernetes.md").read_text("utf-8")
@@ -90,13 +90,13 @@ def warden(tmp_path: Path, runs: Path | None = None) -> Context:
 
 
 def train(**changes: object) -> JobSpec:
-    """The job above."""
+    """Return the spec of the job above."""
     given = {"platform": "kubernetes/test", "script": TRAIN, "outputs": ("out",), "timeout_s": 600, "name": "tiny"}
     return JobSpec.model_validate({**given, "options": {"image": "python:3.12-slim"}, **changes})
 
 
 async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
-    """Check the job until the answer is good."""
+    """Poll the job until the answer is good."""
 
     async def look() -> Checked | None:
         seen = await check(ctx, job_id)
@@ -108,19 +108,19 @@ async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> C
 
 
 async def refused(ctx: Context, spec: JobSpec) -> list[str]:
-    """The rules for which the gate refuses a job, with what each says."""
+    """Return the rules for which the gate refuses a job, with their messages."""
     with pytest.raises(Refused) as error:
         await submit(ctx, spec)
     return [f"{f.rule}: {f.message}" for f in error.value.findings if f.blocks]
 
 
 def said(seen: Checked, words: str) -> bool:
-    """Whether the log has these words."""
+    """Return whether the log has these words."""
     return seen.log is not None and words in seen.log.text
 
 
 async def whole_life(ctx: Context, cluster: Disturbed) -> None:
-    """Refused, submitted, preempted, resumed, pulled, proven; then another one paused, canceled, and seen gone."""
+    """Run a job: refused, submitted, preempted, resumed, pulled, proven; then another: paused, canceled, and gone."""
     (why,) = await refused(ctx, train(outputs=("/data/out",)))
     assert why.startswith("PF-OUT-002: /data/out ")
     assert cluster.names("jobs") == []

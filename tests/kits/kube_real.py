@@ -1,9 +1,9 @@
-"""A real kube-apiserver, etcd and controller manager on loopback, whose scheduler and kubelet the test plays.
+"""A real kube-apiserver, etcd and controller manager on loopback, with an emulated scheduler and kubelet.
 
 GPUWARDEN_KUBE names the folder with the programs; `make kube` builds them. Debian's version is 1.20: it drops the
-fields that it does not know (`podFailurePolicy`, `suspend`), so what they do is tested on the cluster in memory.
-Identities, rights, names, lists, deletions, owners, restarts and the way of `exec` are the real ones. It has no
-Indexed Jobs either, so arrays are tested on the cluster in memory.
+fields that it does not know (`podFailurePolicy`, `suspend`), so these are tested on the in-memory cluster.
+Identities, rights, names, lists, deletions, owners, restarts and the protocol of `exec` are real. It has no Indexed
+Jobs either, so arrays are tested on the in-memory cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 
 class RealCluster:
-    """The control plane, in a folder of its own, with one node and one labeled claim in the namespace `team`."""
+    """The control plane in a separate folder, with one node and one labeled claim in the namespace `team`."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self.programs, self.folder = programs, folder
@@ -55,7 +55,7 @@ class RealCluster:
     # ------------------------------------------------------------------------------------------------ control plane
 
     def start(self) -> RealCluster:
-        """Start everything, and put there what a person would."""
+        """Start all programs, and create the objects that an administrator would."""
         certs = self.folder / "certs"
         store, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self._run(
@@ -141,13 +141,13 @@ class RealCluster:
         return dict(answer.json())
 
     def claim(self, name: str = "runs", **spec: object) -> None:
-        """Put a claim there that carries our label."""
+        """Create a claim with our label."""
         about = {"name": name, "labels": {"gpuwarden.dev/runs": "yes"}}
         given = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, **spec}
         self.put(f"{TEAM}/persistentvolumeclaims", {"metadata": about, "spec": given})
 
     def stop(self) -> None:
-        """End everything."""
+        """End all programs."""
         self.stopping.set()
         self.node.stop()
         if self.threads:
@@ -206,19 +206,19 @@ class RealCluster:
             return None
         return {key: base64.b64decode(value).decode() for key, value in found.json()["data"].items()}
 
-    # ------------------------------------------------------------------------------------------------- what is seen
+    # ------------------------------------------------------------------------------------------------ the view of tests
 
     def objects(self, plural: str) -> list[dict[str, Any]]:
-        """The objects of a kind that belong to jobs of ours."""
+        """Return the objects of a kind that belong to our jobs."""
         base = "/apis/batch/v1/namespaces/team" if plural == "jobs" else TEAM
         return list(self.admin.get(f"{base}/{plural}", params={"labelSelector": "gpuwarden.dev/job"}).json()["items"])
 
     def names(self, plural: str) -> list[str]:
-        """Their names."""
+        """Return the names of `objects`."""
         return sorted(o["metadata"]["name"] for o in self.objects(plural))
 
     def clear(self) -> None:
-        """Delete all jobs and their files, so that the next test has a cluster of its own."""
+        """Delete all jobs and their files, so that the next test has an empty cluster."""
         for name in self.names("jobs"):
             path, how = f"/apis/batch/v1/namespaces/team/jobs/{name}", {"propagationPolicy": "Background"}
             self.admin.request("DELETE", path, json=how)
@@ -239,7 +239,7 @@ class RealCluster:
 
 
 class RealEngine(KubeEngine):
-    """The real cluster, as the contract test of backends disturbs it: at the client's edge."""
+    """The real cluster as the engine of the backend contract: faults are injected into the client."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.patch, self.asked = patch, 0
@@ -273,5 +273,5 @@ class RealEngine(KubeEngine):
         return self.asked
 
     def job(self, text: str, **fields: object) -> JobSpec:
-        """Without restarts: this version drops the policy by which a job's own failure is none that is repeated."""
+        """Return a job without restarts: this version drops the policy that excludes a job's failures from retries."""
         return super().job(text, **{"max_restarts": 0, **fields})

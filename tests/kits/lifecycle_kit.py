@@ -1,4 +1,4 @@
-"""A house to try the use cases in: a home folder, a rehearsal cloud, a tiny job, and the promises that always hold."""
+"""Fixtures of the use-case tests: a home folder, a rehearsal cloud, a tiny job, and the invariants."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FAST = Settings(boot_s=0.05, stop_s=0.02, resume_s=0.05, settle_s=0.05)
 
 
 def clock_of_today() -> FakeClock:
-    """Return a clock that stands at the real time: real processes and browsers compare theirs with it."""
+    """Return a fake clock set to the real time, because real processes and browsers compare their clocks with it."""
     return FakeClock(real_time())
 
 
-# A job that says that it was started (a line in a file outside of the machine), works a while, and saves a checkpoint.
+# A job that records its start (a line in a file outside of the machine), works a while, and saves a checkpoint.
 TRAIN = """
 import json, os, struct, sys, time
 said, seconds = sys.argv[1], float(sys.argv[2])
@@ -55,7 +55,7 @@ os.rename("out/model.tmp", "out/model.safetensors")
 
 
 def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
-    """The job above; `said` collects one line per launch."""
+    """Return the spec of the job above; `said` collects one line per launch."""
     values: dict[str, object] = {
         "name": "train",
         "platform": PLATFORM,
@@ -68,7 +68,7 @@ def training(said: Path, seconds: float = 0.1, **changes: object) -> JobSpec:
 
 
 def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str = "cli") -> Context:
-    """A warden over a home folder; as many as you like may be open. Its jobs may write beside that folder."""
+    """Return a context over a home folder; several may be open at once. Its jobs may write beside that folder."""
     policy = policy.model_copy(update={"local": Local(unsandboxed=True, paths=(str(home.parent),))})
     return Context(Ledger(home / "ledger.db", clock, actor), policy, clock, home, env={})
 
@@ -76,7 +76,7 @@ def open_house(home: Path, clock: Clock, *, policy: Policy = WEALTHY, actor: str
 def rent_cloud(
     ctx: Context, *faults: Fault, platform: str = PLATFORM, settings: Settings = FAST, seed: int = 0
 ) -> Cloud:
-    """Set up the cloud that a warden's provider for `platform` looks at. Nothing moves in it unless somebody looks."""
+    """Set up the cloud of a context's provider for `platform`. Its state changes only when it is polled."""
     profile = ctx.profile(platform)
     root = ctx.home / "providers" / "rehearsal" / profile.id
     cloud = Cloud(root, profile, ctx.clock, settings=settings, faults=Faults(seed=seed, faults=faults), supervise=False)
@@ -85,7 +85,7 @@ def rent_cloud(
 
 
 async def launch(ctx: Context, spec: JobSpec) -> str:
-    """Submit twice, the second time with the receipt; the job's id."""
+    """Submit twice, the second time with the receipt; return the job's id."""
     first = await submit(ctx, spec)
     done = await submit(ctx, spec, receipt=first.receipt)
     assert done.job is not None
@@ -93,17 +93,17 @@ async def launch(ctx: Context, spec: JobSpec) -> str:
 
 
 def over(seen: Checked) -> bool:
-    """Whether the job has ended."""
+    """Return whether the job has ended."""
     return seen.job.state in TERMINAL_JOBS
 
 
 async def until(ctx: Context, job_id: str, good: Callable[[Checked], object] = over) -> Checked:
-    """Look at a job whose processes are real until it is `good`. The clock stands still meanwhile."""
+    """Poll a job with real processes until it is `good`. The clock does not advance meanwhile."""
     return await soon(lambda: check(ctx, job_id), every=0.1, good=good)
 
 
 def moves_on(cloud: Cloud, seconds: float) -> None:
-    """Let time pass in a cloud if a machine boots there or no process runs: processes are real and take real time."""
+    """Advance a cloud's clock if a machine boots or no process runs: processes are real and take real time."""
     assert isinstance(cloud.clock, FakeClock)
     truths = cloud.truths().values()
     if any(truth.state is InstanceState.BOOTING for truth in truths) or not any(truth.processes for truth in truths):
@@ -111,7 +111,7 @@ def moves_on(cloud: Cloud, seconds: float) -> None:
 
 
 async def prove(ctx: Context, job_id: str) -> Report | None:
-    """Record that the pulled copies are whole, as a verification does; what a checkpoint is, is not the point here."""
+    """Record that the pulled copies are proven, without reading them as a verification would."""
     job, pulled = read_job(ctx.ledger, job_id), local_copies.last_pull(ctx, job_id)
     if pulled is None:
         return None
@@ -121,18 +121,18 @@ async def prove(ctx: Context, job_id: str) -> Report | None:
 
 
 def records(cloud: Cloud) -> list[Record]:
-    """Every instance that the cloud ever rented, as the cloud itself knows it."""
+    """Return every instance that the cloud ever rented, from the cloud's state."""
     return list(cloud.store.state().records.values())
 
 
-# ------------------------------------------------------------------------------------------------------- promises
+# ----------------------------------------------------------------------------------------------------- invariants
 
 _TABLES = {"job": (Job, JOB), "lease": (Lease, LEASE), "teardown": (Teardown, TEARDOWN)}
 _FIRST = {"job": {Job.ACCEPTED, Job.REFUSED}, "lease": {Lease.UNVERIFIED}, "teardown": {Teardown.REQUESTED}}
 
 
 def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset()) -> list[str]:
-    """Everything that is wrong. Lets time pass in the cloud first. `excused` are machines that may bill unseen."""
+    """Return all violated invariants, after a cloud update. `excused` are machines that may bill without a lease."""
     truths = cloud.truths()
     return [
         *moves_along_the_tables(ledger),
@@ -146,7 +146,7 @@ def promises(ledger: Ledger, cloud: Cloud, excused: AbstractSet[str] = frozenset
 
 
 def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
-    """Replay every move of every machine."""
+    """Replay every transition of every state machine."""
     at: dict[str, object] = {}
     for event in ledger.events(limit=1_000_000):
         if event.state is None:
@@ -161,7 +161,7 @@ def moves_along_the_tables(ledger: Ledger) -> Iterator[str]:
 
 
 def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
-    """Whoever was stopped or terminated at the cloud had an approval, once, for the facts that were carried out."""
+    """Yield each stop or termination at the cloud without exactly one approval of its facts."""
     used = ledger.events(kind="approval.used")
     for event in used:
         granted = [e for e in ledger.events(event.subject, kind="approval.granted") if e.seq < event.seq]
@@ -184,7 +184,7 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
         facts = cloud.profile.unattended
         dated = facts is not None and facts.end_date != "none"
         if record.by_itself and (dated or record.token.rpartition("-i")[0] in leave):
-            continue  # at the date that the platform was given, or as a person allowed in the policy
+            continue  # at the date given to the platform, or as the policy allows
         if record.cause in {"stop", "terminate"} and not {
             lease for lease, machine in leases(ledger).items() if machine == record.id
         } & (approved | given_back):
@@ -192,14 +192,14 @@ def no_end_without_approval(ledger: Ledger, cloud: Cloud) -> Iterator[str]:
 
 
 def judged(ledger: Ledger, granted: Event) -> str | None:
-    """The digest of the facts as they were last looked at before a yes was recorded."""
+    """Return the digest of the facts of the last check before an approval was recorded."""
     looks = ("teardown.awaiting_human", "teardown.blocked")
     before = [e for e in ledger.events(granted.subject) if e.kind in looks and e.seq < granted.seq]
     return next((str(e.body["digest"]) for e in reversed(before) if not e.body.get("without_proof")), None)
 
 
 def leases(ledger: Ledger) -> dict[str, str | None]:
-    """Lease ids, and the instance that each stands for."""
+    """Return lease id -> instance id."""
     found: dict[str, str | None] = {}
     for subject in ledger.subjects("lease"):
         known = [e for e in ledger.events(subject) if "instance" in e.body]
@@ -208,7 +208,7 @@ def leases(ledger: Ledger) -> dict[str, str | None]:
 
 
 def _in_sight(ledger: Ledger, record: Record) -> bool:
-    """Whether a live lease stands for an instance: by its id, or by its token while no id is known."""
+    """Return whether a live lease has an instance: by its id, or by its token while no id is known."""
     return any(
         ledger.state(f"lease/{lease}") in LIVE_LEASES
         and (machine == record.id or (machine is None and lease == record.token))
@@ -217,7 +217,7 @@ def _in_sight(ledger: Ledger, record: Record) -> bool:
 
 
 def stopped_leases(ledger: Ledger) -> dict[str, str]:
-    """The leases that are believed stopped, and their instances."""
+    """Return the stopped leases in the ledger, with their instances."""
     return {
         lease: machine
         for lease, machine in leases(ledger).items()
@@ -226,13 +226,13 @@ def stopped_leases(ledger: Ledger) -> dict[str, str]:
 
 
 def launches(said: Path) -> list[tuple[str, int]]:
-    """Job and attempt of every launch, as the jobs themselves said it."""
+    """Return job and attempt of every launch, as recorded by the jobs."""
     lines = said.read_text().splitlines() if said.exists() else []
     return [(line.split()[0], int(line.split()[1])) for line in lines]
 
 
 def story(events: list[Event]) -> str:
-    """A ledger's events, a line each, to read when a test fails."""
+    """Return a ledger's events, a line each, for the message of a failed test."""
     return "\n".join(
         f"{e.seq:4} {e.subject:32} {e.kind:26} {e.state or '':16} {json.dumps(e.body)[:160]}" for e in events
     )

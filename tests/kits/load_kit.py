@@ -1,4 +1,4 @@
-"""Many trainers at once: a real `gpuwarden serve` in another process, and clients that post as trainers do."""
+"""Load of many trainers: a real `gpuwarden serve` in another process, and clients that post as trainers do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Load:
 
 @contextmanager
 def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tuple[psutil.Process, int]]:
-    """Run the command until the block is left; its process and its port."""
+    """Run the command until the block ends; yield its process and its port."""
     argv = [sys.executable, "-m", "gpuwarden", "serve", "--no-watch", "--port", str(port), *more]
     process = subprocess.Popen(argv, env=environment(home), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
@@ -63,7 +63,7 @@ def served(home: Path, port: int = 0, more: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def answers(port: int) -> None:
-    """Wait until somebody answers at a port."""
+    """Wait until a server answers at a port."""
 
     def look() -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as one:
@@ -71,11 +71,11 @@ def answers(port: int) -> None:
             return one.recv(12).startswith(b"HTTP/1.1")
         return False
 
-    eventually(look, 60)  # a server imports for seconds
+    eventually(look, 60)  # the imports of a server take seconds
 
 
 def ready(home: Path, jobs: int) -> tuple[Context, list[str]]:
-    """Make a state folder with jobs that may report."""
+    """Create a state folder with jobs that may report."""
     ctx = open_context("test", env=environment(home))
     names = [f"jload{number}" for number in range(jobs)]
     for name in names:
@@ -84,7 +84,7 @@ def ready(home: Path, jobs: int) -> tuple[Context, list[str]]:
 
 
 async def _client(port: int, home: Path, job: str, rate: float, count: int, load: Load, offset: float) -> None:
-    """Post as a trainer does: one point at a time on a connection that stays open, and again what was not answered."""
+    """Post as a trainer does: one point at a time on a persistent connection, with retries of unanswered posts."""
     head = (
         "POST /api/training/local/metrics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {job_token(home, job, 'metrics')}\r\nContent-Length: "
@@ -121,14 +121,14 @@ async def _stream(port: int, token: str, job: str, load: Load) -> None:
 async def post_all(
     process: psutil.Process, port: int, home: Path, jobs: list[str], rate: float, count: int, load: Load
 ) -> None:
-    """Let a client of each job post so many points to a server."""
+    """Post a number of points to a server by one client of each job."""
     tasks = (_client(port, home, job, rate, count, load, n / len(jobs) / rate) for n, job in enumerate(jobs))
     async with load.posting(process):
         await asyncio.gather(*tasks)
 
 
 def run_load(home: Path, load: Load, *, clients: int, rate: float, seconds: float, streams: int = 0) -> None:
-    """Let so many clients post at a rate for some seconds, and count what is in the store afterwards."""
+    """Post with a number of clients at a rate for some seconds, and count the stored points afterwards."""
     ctx, jobs = ready(home, clients)
     count = int(rate * seconds)
     token = TokenStore(ctx.home, ctx.clock).create("load", ["read"], 1)[1]

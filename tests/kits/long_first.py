@@ -1,4 +1,4 @@
-"""The order of tests where several processes share them."""
+"""The order of tests that several processes share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order tests so that every worker starts with its share of the long ones.
 
     `--dist worksteal` first cuts the list into one equal stretch for each worker. A long test at the end of a stretch
-    would keep one worker busy while the others have nothing left.
+    would keep one worker busy while the others are idle.
     """
     long = [item for item in items if item.get_closest_marker("long")]
     rest = [item for item in items if not item.get_closest_marker("long")]

@@ -1,10 +1,10 @@
 """The tools, resources and prompts that the conformance suite calls by name, mounted on the product's own MCP server.
 
-Only tests mount them. Each does the least that its scenario asks for; transport, guards, session handling and errors
-are the product's.
+Only tests mount them. Each does the minimum that its scenario requires; transport, guards, session handling and errors
+are those of the product.
 """
 
-# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that are made in a function.
+# No `from __future__ import annotations` here: the SDK evaluates the annotations of tools that a function defines.
 import base64
 import json
 import struct
@@ -73,7 +73,7 @@ def embedded(uri: str, words: str, mime_type: str = "text/plain") -> EmbeddedRes
 
 
 def mount(server: MCPServer[Any]) -> None:
-    """Put all fixtures on a server."""
+    """Register all fixtures on a server."""
     for part in (_contents, _talking, _asking, _rounds, _lists, _resources, _prompts):
         part(server)
 
@@ -119,8 +119,8 @@ def _contents(server: MCPServer[Any]) -> None:
 
 
 async def _log(ctx: Ctx, words: str) -> None:
-    """Send a log message with the answer of this request, where the client asked for such."""
-    with warnings.catch_warnings():  # both eras still test it, though the newer one has deprecated it
+    """Send a log message with the response to this request, if the client requested log messages."""
+    with warnings.catch_warnings():  # both protocol versions test it; the newer deprecates it
         warnings.simplefilter("ignore")
         await ctx.session.send_log_message("info", words, related_request_id=ctx.request_id)
 
@@ -203,7 +203,7 @@ def _asking(server: MCPServer[Any]) -> None:
             messages=[SamplingMessage(role="user", content=text(prompt))], max_tokens=100
         )
         raw = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        # The channel of this request, or the question would go to a stream that nobody may read.
+        # Use the channel of this request; no client may read the other stream.
         channel = ctx.session._request_outbound
         answer = CreateMessageResult.model_validate(await channel.send_raw_request("sampling/createMessage", raw))
         return f"LLM response: {getattr(answer.content, 'text', '')}"
@@ -237,7 +237,7 @@ def sample(words: str) -> CreateMessageRequest:
 
 
 def said(answers: Mapping[str, Any] | None, name: str, field: str) -> str | None:
-    """Return one field of an answered form; None where it was not answered."""
+    """Return one field of an answered form, or None if it was not answered."""
     answer = (answers or {}).get(name)
     return str(answer.content.get(field)) if isinstance(answer, ElicitResult) and answer.content else None
 

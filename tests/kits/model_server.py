@@ -1,9 +1,8 @@
-"""A model on loopback that speaks what the vendors' servers speak, and thinks what a test tells it to.
+"""A model on loopback with the APIs of the vendors' servers and the behavior that a test defines.
 
-Claude Code asks it in Anthropic's Messages format, Codex in OpenAI's Responses format, Gemini in its own, all streamed.
-A mind gets what a request holds (what was asked for, which tools were offered, which results came back) and says or
-uses something. Only a tool that the program offered is used: one that is missing is a fault, so that a test can't pass
-without it.
+Claude Code uses Anthropic's Messages format, Codex OpenAI's Responses format, and Gemini Google's, all streamed. A mind
+receives the content of a request (prompt, offered tools, results so far) and returns text or a tool call. It can use
+only a tool that the program offers: a missing tool is recorded as a fault, so that the test fails.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ SHELL = "Bash"
 
 @dataclass(frozen=True)
 class Say:
-    """Closing words."""
+    """The final text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Use:
-    """A call: of `SHELL` with a `command`, else of the tool of an MCP server by its bare name, or of the program's."""
+    """A call of `SHELL` with a `command`, of an MCP server's tool by its bare name, or of a tool of the program."""
 
     tool: str
     args: dict[str, Any]
@@ -38,7 +37,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: its words, the names of the tools on offer, the texts of the results so far, the whole body."""
+    """One request: its prompt, the names of the offered tools, the texts of the results so far, and the body."""
 
     words: str
     offered: tuple[str, ...]
@@ -51,12 +50,12 @@ Mind = Callable[[Asked], Step]
 
 
 def plan(*steps: Step) -> Mind:
-    """A mind that takes one step after the other, whatever comes back."""
+    """Return a mind that takes one step after the other, independent of the results."""
     return lambda asked: steps[min(len(asked.results), len(steps) - 1)]
 
 
 class Model(ThreadingHTTPServer):
-    """The server. `asked` are the requests that it answered, `faults` what could not be done as the mind wanted."""
+    """The server. `asked` are the answered requests, `faults` the steps of the mind that were not possible."""
 
     daemon_threads = True
 
@@ -74,7 +73,7 @@ class Model(ThreadingHTTPServer):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """All results that the model was shown."""
+        """Return all results that the model received."""
         return max((a.results for a in self.asked), key=len, default=())
 
     def think(self, asked: Asked) -> Step:
@@ -86,7 +85,7 @@ class Model(ThreadingHTTPServer):
             return Say(f"I can't go on: {error!r}")
 
     def find(self, step: Use, offered: dict[str, Any]) -> str:
-        """The full name of a tool among those on offer."""
+        """Return the full name of an offered tool."""
         for name in offered:
             if name == step.tool or name.endswith((f"__{step.tool}", f"_gpuwarden_{step.tool}")):
                 return name
@@ -153,7 +152,7 @@ def _messages(server: Model, body: dict[str, Any]) -> list[dict[str, Any]]:
     said = [b for m in body["messages"] for b in _blocks(m["content"])]
     results = tuple(_text(b.get("content")) for b in said if b.get("type") == "tool_result")
     words = "\n".join(str(b.get("text", "")) for b in said)
-    step: Step = Say("A session.")  # without tools it is asked for a title, or the like
+    step: Step = Say("A session.")  # a request without tools asks for a title or similar
     if offered:
         step = server.think(Asked(words, tuple(offered), results, body))
     if isinstance(step, Say):
@@ -216,7 +215,7 @@ def _responses(server: Model, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _flat(tools: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(full name, how a call names it) of each tool, those in name spaces too."""
+    """Return (full name, name in a call) of each tool, including those in name spaces."""
     for tool in tools:
         if tool["type"] == "namespace":
             for inner in tool["tools"]:
@@ -226,7 +225,7 @@ def _flat(tools: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _shell(step: Use) -> Use:
-    """Codex's shell has names of its own."""
+    """Return the name and arguments of Codex's shell."""
     if step.tool != SHELL:
         return step
     return Use("exec_command", {{"command": "cmd"}.get(key, key): value for key, value in step.args.items()})
@@ -240,7 +239,7 @@ def _script(step: Use) -> str:
 
 
 def _output(output: Any) -> str:
-    """What a call gave, without what Codex puts before it."""
+    """Return the output of a call without the prefix of Codex."""
     texts = [str(b.get("text", "")) for b in _blocks(output)]
     text = "\n".join(texts[1:] if texts[0].startswith("Script ") else texts)
     return re.sub(r"\A(?:.+\n)*?Output:\n", "", text)

@@ -1,4 +1,4 @@
-"""A ledger and calls that die at any write, and the pace of stories that do so."""
+"""A ledger and calls that die at any write."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=SETTLE_S, default_usd
 
 
 class Died(BaseException):
-    """The process is dead; nothing after this line of it happens."""
+    """The process is dead; no code after this line runs."""
 
 
 class Fuse:
-    """Burns down with every commit and every call, and kills when it reaches its end.
+    """Count down with every commit and every call, and kill the process at zero.
 
-    `errand` is what another process does before so many of them.
+    `errand` is the work of another process before each of a number of them.
     """
 
     def __init__(self) -> None:

@@ -22,13 +22,13 @@ NAMES = "abc"
 
 
 def ip(*words: str) -> None:
-    """Run `ip` to its end."""
+    """Run `ip` and wait for it."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (words, done.stderr)
 
 
 def permitted() -> bool:
-    """Whether this machine lets us make network namespaces and links between them."""
+    """Return whether this process may create network namespaces and links between them."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"gwp{os.getpid()}"

@@ -1,4 +1,4 @@
-"""A fact has one home: sentences of all pages with their places, near-duplicates among them, and restated numbers.
+"""Check that each fact has one home: find near-duplicate sentences and restated numbers in all pages.
 
 A *place* is a file and a line. Sentences come from the prose of references, skills, profiles, docs and the README, and
 from the symptom, cause and fix of entries; code blocks, generated blocks and tables of numbers are left out.
@@ -21,8 +21,8 @@ from gpuwarden.knowledge.catalog import read_tree
 from gpuwarden.knowledge.words import STOP, stem
 
 ALIKE = 0.5
-"""Share of the rarer words of two sentences that both have, from which on they say the same thing."""
-LEAST = 6  # words that carry meaning; shorter sentences are idioms
+"""Share of common rare words above which two sentences count as duplicates."""
+LEAST = 6  # content words; shorter sentences are idioms
 _GENERATED = re.compile(r"<!-- generated:[\w-]+ -->.*?<!-- /generated -->", re.DOTALL)
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 _END = re.compile(r"(?<=[.;!?:])\s+(?=[A-Z`\d*(])|\n\s*\n|\n(?=[-*|#\d])")
@@ -31,9 +31,9 @@ _WORD = re.compile(r"[a-z][a-z0-9_]+|\d+(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence and its place. `about` is what it is known to speak of: the scopes of its entry, or its file.
+    """One sentence and its place. `about` is its known subject: the scopes of its entry, or its file.
 
-    `data` marks a text of a profile's front matter, which is where a platform's facts are at home.
+    `data` marks a text of a profile's front matter, which is the home of a platform's facts.
     """
 
     file: str
@@ -47,14 +47,14 @@ class Sentence:
 
 
 def sentences(root: Path) -> list[Sentence]:
-    """Every sentence of the repository at `root` whose facts have to be at home where they stand."""
+    """Return every sentence of the repository at `root` that may be the home of facts."""
     found: list[Sentence] = []
     catalogue, _ = read_tree(root / "references")
     for gotcha in catalogue.gotchas.values():
         for text in (gotcha.title, gotcha.symptom, gotcha.cause, gotcha.fix, gotcha.prose):
             found += split(f"references/{gotcha.page}", gotcha.line, text, frozenset(gotcha.scope))
     for page in catalogue.pages.values():
-        if page.prefix is None and page.path != "rules.md":  # that one is written from the code
+        if page.prefix is None and page.path != "rules.md":  # rules.md is generated
             found += split(f"references/{page.path}", page.first, page.body)
     for file in sorted([*root.glob("skills/*/SKILL.md"), *root.glob("profiles/*.md")]):
         front = read_front_matter(file.read_text("utf-8"), name=file.name)
@@ -64,19 +64,19 @@ def sentences(root: Path) -> list[Sentence]:
         if about:
             found += [Sentence(name, _line_of(text, file), text, about, data=True) for text in _texts(front.data)]
     for page in sorted([*root.glob("*.md"), *root.glob("docs/*.md")]):
-        if page.name != "CHANGELOG.md":  # it tells what was, and may say it again
+        if page.name != "CHANGELOG.md":  # a history may repeat facts
             found += split(page.relative_to(root).as_posix(), 1, page.read_text("utf-8"))
     return found
 
 
 def _line_of(text: str, file: Path) -> int:
-    """The line of a text of the front matter, by its first words."""
+    """Return the line of a text of the front matter, by its first words."""
     lines = file.read_text("utf-8").split("\n")
     return next((n for n, line in enumerate(lines, 1) if text[:30] in line), 1)
 
 
 def split(file: str, first: int, text: str, about: frozenset[str] = frozenset()) -> Iterator[Sentence]:
-    """The sentences of a page's text that begins at line `first`."""
+    """Return the sentences of a page's text that begins at line `first`."""
     for pattern in (_FENCED, _GENERATED):
         text = pattern.sub(lambda block: "\n" * block.group().count("\n"), text)
     at = 0
@@ -92,7 +92,7 @@ def split(file: str, first: int, text: str, about: frozenset[str] = frozenset())
 
 
 def repeats(found: list[Sentence]) -> list[tuple[Sentence, Sentence, float]]:
-    """Pairs from different places that say the same thing, the most alike first."""
+    """Return pairs of near-duplicates from different places, the most similar first."""
     bags = [_stems(s.text) for s in found]
     seen: dict[str, int] = defaultdict(int)
     for bag in bags:
@@ -114,13 +114,13 @@ def repeats(found: list[Sentence]) -> list[tuple[Sentence, Sentence, float]]:
 
 
 def _may_not_agree(a: Sentence, b: Sentence) -> bool:
-    """Whether two sentences have to differ: two places, and not two platforms that happen to be alike."""
+    """Return whether two sentences must differ: they have different places and are not about two similar platforms."""
     profiles = a.file.startswith("profiles/") and b.file.startswith("profiles/")
     return (a.file, a.line) != (b.file, b.line) and not (profiles and (a.file != b.file or (a.data and b.data)))
 
 
 def _share(a: frozenset[str], b: frozenset[str], weight: dict[str, float]) -> float:
-    """How much of the two is common to both, rare words weighing more."""
+    """Return the common share of two sentences; rare words have more weight."""
     both, either = sum(weight[w] for w in a & b), sum(weight[w] for w in a | b)
     return both / either if either else 0.0
 
@@ -154,7 +154,7 @@ Quantity = tuple[str, float]
 
 
 def quantities(text: str) -> dict[Quantity, str]:
-    """The numbers with units of a text, in one unit for each kind: 15 days and fifteen days are one quantity."""
+    """Return the numbers with units in a text, in one unit for each kind: 15 days and fifteen days are one quantity."""
     found: dict[Quantity, str] = {}
     for match in _QUANTITY.finditer(text):
         number = NUMBERS.get(match[1].lower()) or float(match[1].replace(",", ""))
@@ -165,7 +165,7 @@ def quantities(text: str) -> dict[Quantity, str]:
 
 @dataclass(frozen=True)
 class Fact:
-    """A quantity and its home. A sentence is about it when `meant` says so."""
+    """A quantity and its home. A sentence is about it if `meant` returns true."""
 
     home: str
     quantity: Quantity
@@ -173,7 +173,7 @@ class Fact:
 
 
 def profile_facts(root: Path) -> list[Fact]:
-    """Every quantity in a profile's front matter; a sentence is meant that speaks of that platform."""
+    """Return every quantity in a profile's front matter; sentences about that platform are meant."""
     found = []
     for file in sorted((root / "profiles").glob("*.md")):
         data = read_front_matter(file.read_text("utf-8"), name=file.name).data
@@ -191,7 +191,7 @@ def _speaks_of(names: set[str], home: str) -> Callable[[Sentence], bool]:
 
 
 def policy_facts() -> list[Fact]:
-    """The defaults of the policy; a sentence is meant that has the words of the setting's name."""
+    """Return the defaults of the policy; sentences with the words of the setting's name are meant."""
     found = []
     for path, value in _numbers(Policy().model_dump()):
         words = [stem(w) for w in re.split(r"[._]", path) if len(w) > 3 and w not in UNIT_WORDS]
@@ -209,12 +209,12 @@ def _has_all(words: list[str]) -> Callable[[Sentence], bool]:
 
 
 def constant(home: str, kind: str, value: float, *words: str) -> Fact:
-    """A constant of the code, and the words of sentences that are about it."""
+    """Return a constant of the code, with the words of sentences about it."""
     return Fact(home, (kind, value), _has_all([stem(w) for w in words]))
 
 
 def restated(found: list[Sentence], facts: list[Fact]) -> list[str]:
-    """`place: sentence: repeats QUANTITY of HOME` for every literal that has another home."""
+    """Return `place: sentence: repeats QUANTITY of HOME` for every literal that has another home."""
     wrong = []
     for s in found:
         said = quantities(s.text)

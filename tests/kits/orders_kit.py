@@ -20,7 +20,7 @@ MINUTE = 60.0
 
 
 class Phone:
-    """A channel that alerts reach the user by, unless it is `down`."""
+    """A channel that delivers alerts to the user, unless it is `down`."""
 
     def __init__(self) -> None:
         self.down = False
@@ -35,7 +35,7 @@ class Phone:
         return None
 
     def notices(self) -> list[float]:
-        """When each notice of automatic teardown arrived."""
+        """Return the time of each notice of automatic teardown."""
         return [at for alert, at in zip(self.taken, self.at, strict=True) if alert.kind == ENDING_SOON]
 
 
@@ -54,7 +54,7 @@ class Ordered(House):
         self.watcher = Watcher(self.ctx)
 
     async def watched(self, minutes: float, step_s: float = 60.0) -> list[str]:
-        """Let the watch look every `step_s` seconds for so long; the kinds of the alerts that it raised."""
+        """Poll with the watch every `step_s` seconds for some minutes; return the kinds of its alerts."""
         raised_kinds: list[str] = []
         for _ in range(int(minutes * MINUTE / step_s)):
             self.clock.advance(step_s)
@@ -79,7 +79,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def phone() -> Iterator[Phone]:
-    """The channel `desktop` of `CALLED`."""
+    """Replace the channel `desktop` of `CALLED`."""
     made = Phone()
     with patch("gpuwarden.lifecycle.notify._desktop", made.take):
         yield made

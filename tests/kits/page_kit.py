@@ -1,4 +1,4 @@
-"""A ledger as a busy week leaves it, and machines that answer at once, for tests that look at the page."""
+"""The ledger of a busy week, and machines that answer immediately, for tests of the page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpuwarden.metrics.store import Batch, MetricStore
 
 HOUR = 3_600.0
 EVIL = "<script>document.title='evil'</script><img src=x onerror=alert(1)>\"'`${1}{{1301*7}}"
-"""Markup of each kind that a stranger could hope for."""
+"""Markup of each kind that an attacker could inject."""
 PRICE = 2.49
 
 
@@ -66,7 +66,7 @@ class Machines:
 
 
 class Runs:
-    """A backend that sees what a test puts into `seen`, with logs from `logs`."""
+    """A backend that returns the observations in `seen` and the logs in `logs`."""
 
     seals = False
 
@@ -88,13 +88,13 @@ class Runs:
 
 
 def loss(step: int) -> float:
-    """A loss as people know it."""
+    """Return a typical loss."""
     return 0.42 + 2.1 * math.exp(-step / 900) + 0.05 * math.sin(step / 40)
 
 
 @dataclass
 class World:
-    """The context over such a ledger, and its pretended machines."""
+    """The context over such a ledger, and its emulated machines."""
 
     ctx: Context
     clock: FakeClock
@@ -105,7 +105,7 @@ class World:
         self.ctx.ledger.add(subject, body)
 
     def rent(self, job: str, name: str, *, platform: str = "vastai", price: float = PRICE, hours: float = 2.0) -> None:
-        """Let a job begin so many hours ago, on a machine that bills since."""
+        """Begin a job some hours ago, on a machine that has been billing since."""
         present = self.clock.time
         self.clock.time -= hours * HOUR
         now = self.clock.now()
@@ -138,7 +138,7 @@ class World:
         self.clock.time = present
 
     def run(self, job: str, step: int, total: int, *, log: str = "", **more: object) -> None:
-        """Let a job be seen at a step."""
+        """Record an observation of a job at a step."""
         now = self.clock.now()
         points = tuple((n, loss(n)) for n in range(0, step + 1, max(1, step // 60)))
         gib = 1 << 30
@@ -157,7 +157,7 @@ class World:
 
 
 def open_world(home: Path, clock: FakeClock | None = None) -> World:
-    """Return a context over an empty ledger, with a provider and a backend that answer at once."""
+    """Return a context over an empty ledger, with a provider and a backend that answer immediately."""
     clock, machines, runs = clock or FakeClock(), {"vastai": Machines(), "runpod": Machines()}, Runs()
     policy = Policy(caps=Caps(per_job_usd=100, per_day_usd=60, per_instance_usd=200))
     home.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def open_world(home: Path, clock: FakeClock | None = None) -> World:
 
 
 def busy_world(home: Path, clock: FakeClock | None = None) -> World:
-    """Return a week: jobs that run, one that failed, one to be ended, a price to approve, and an old past."""
+    """Return a busy week: running jobs, a failed job, a teardown and a price to approve, and old jobs."""
     world = open_world(home, clock)
     present = world.clock.time
     for n, (hours, name) in enumerate([(150, "llama-8b-sft"), (100, "whisper-ft"), (75, "llama-8b-dpo"), (28, "vit")]):
@@ -229,7 +229,7 @@ def report(world: World, job: str, steps: int, seed: int) -> None:
 
 
 def hostile_world(home: Path) -> World:
-    """Return a job that puts markup wherever a stranger can put text."""
+    """Return a job with markup in every text that an attacker controls."""
     world = open_world(home)
     world.rent("jevil", "evil")
     alert = RunnerAlert(kind="nonfinite", text=EVIL, subject=EVIL)

@@ -1,4 +1,4 @@
-"""Where things of this repository are."""
+"""Paths in this repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that a person or an agent pauses."""
+"""A job that a user or an agent pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNPOD = "rehearsal/runpod"
 
 
 class Slow(PretendBackend):
-    """Takes its time to save, and remembers the grace and the time limit that it was given."""
+    """Saves slowly, and records the given grace and time limit."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)

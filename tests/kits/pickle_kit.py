@@ -1,4 +1,4 @@
-"""Pickles by hand: every way in which a file can make its reader call something, and a child that really loads."""
+"""Handwritten pickles: every way in which a file can make its reader call a function, and a child that loads them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def group(args: tuple[str, ...]) -> bytes:
 
 
 Route = Callable[[bytes, tuple[str, ...]], bytes]
-"""From the opcodes that push a function, and its arguments, to those that make the reader call it."""
+"""(opcodes that push a function, opcodes of its arguments) -> opcodes that make the reader call it."""
 
 _ORDERED = name("collections", "OrderedDict") + b")R"
 _V2 = name("torch._tensor", "_rebuild_from_type_v2")
@@ -101,7 +101,7 @@ ROUTES: dict[str, Route] = {
     "add_items": lambda f, a: f + group(a) + b"R(" + text("v") + b"\x90",
 }  # fmt: skip
 
-# How a name is spelled, and the protocol that the file announces.
+# The spelling of a name, and the protocol that the file declares.
 SPELLINGS: dict[str, Callable[[str, str], bytes]] = {
     "global": name,
     "stack_global": stacked,
@@ -123,7 +123,7 @@ SPELLINGS: dict[str, Callable[[str, str], bytes]] = {
 def programs(
     module: str, own: str, args: tuple[str, ...], spellings: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, bytes]]:
-    """Every route with every spelling, or with some, for one function; INST spells and calls at once."""
+    """Yield every route with every spelling, or with some, for one function; INST spells and calls in one opcode."""
     for spelled in spellings or SPELLINGS:
         spell = SPELLINGS[spelled]
         for way, route in ROUTES.items():
@@ -229,7 +229,7 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A child that loads with `torch.load(weights_only=False)`, or with `pickle` what is called `.pkl`.
+    """A child that loads with `torch.load(weights_only=False)`, or with `pickle` if the name ends in `.pkl`.
 
     It reports the audit events and every call made.
     """

@@ -1,4 +1,4 @@
-"""Installs a package with plug-ins for one test: files and an entry point in a folder that goes onto `sys.path`."""
+"""Install a package with plug-ins for one test: files and an entry point in a folder on `sys.path`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 class Packages:
-    """Installed packages, each in a folder of its own; a registry reads the folders again when `sys.path` changes."""
+    """Installed packages, each in a separate folder; a registry reads the folders again when `sys.path` changes."""
 
     def __init__(self, root: Path, onto_path: Callable[[str], object]) -> None:
         self.root = root
@@ -41,13 +41,13 @@ class Packages:
         importlib.invalidate_caches()
 
     def one(self, group: str, name: str, source: str, *, package: str = "someones-plugins") -> None:
-        """Install a package with one plug-in, whose module is called `their_<name>`."""
+        """Install a package with one plug-in, in the module `their_<name>`."""
         self.add(package, {f"gpuwarden.{group}": {name: f"their_{name}"}}, {f"their_{name}.py": source})
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
-    """No package yet; what the test imports from one is forgotten afterwards."""
+    """Yield an empty set of packages; modules that the test imports from them are unloaded afterwards."""
     found = Packages(tmp_path / "site", monkeypatch.syspath_prepend)
     yield found
     for name in found.modules:

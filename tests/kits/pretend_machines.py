@@ -1,8 +1,8 @@
-"""Jobs without processes, for tests in which thousands of lives have to fit into seconds.
+"""Jobs without processes, for tests that run thousands of lives in seconds.
 
-The cloud is the real rehearsal cloud with its real disks; only the processes on its machines are pretended: a job is
-a status file on the machine's disk and an entry in a table, and it ends when a test says so. When the cloud kills a
-machine's processes, the table forgets them. The real processes are the crash test's and the backends' own tests'.
+The cloud is the real rehearsal cloud with its real disks; only the processes on its machines are emulated: a job is a
+status file on the machine's disk and an entry in a table, and the test ends it. When the cloud kills a machine's
+processes, they are removed from the table. The crash test and the tests of the backends use real processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuwarden.core.states import Job
 
 
 class Processes:
-    """Stands in for `gpuwarden.rehearsal.processes`: which run folders of which instances have a living process."""
+    """Replaces `gpuwarden.rehearsal.processes`: the run folders of instances that have a living process."""
 
     def __init__(self) -> None:
         self.living: dict[str, set[str]] = {}
@@ -44,7 +44,7 @@ class Processes:
         return []
 
     def terminate(self, processes: Iterable[object]) -> None:
-        """The pretended jobs die hard."""
+        """Kill the emulated jobs."""
 
     def kill(self, machine: str, named: Iterable[object] = ()) -> bool:
         self.living.pop(machine, None)
@@ -60,7 +60,7 @@ _load_child = load.run_child
 
 
 def remembered(task: str, seconds: float, command: Sequence[str]) -> Loaded:
-    """Stand in for `gpuwarden.checkpoints.load.run_child`: the real child judges the same bytes once in a process."""
+    """Replace `gpuwarden.checkpoints.load.run_child`: cache the real child's result by the content of the files."""
     files = json.loads(task)["files"]
     bytes_of = ((f["name"], f["format"], hashlib.sha256(Path(f["path"]).read_bytes()).hexdigest()) for f in files)
     key = (*command, *bytes_of)
@@ -70,7 +70,7 @@ def remembered(task: str, seconds: float, command: Sequence[str]) -> Loaded:
 
 
 class PretendBackend:
-    """A `Backend`. `silent`: no machine answers."""
+    """An emulated `Backend`. If `silent`, no machine answers."""
 
     name = "local"
     takes_inputs = True
@@ -83,16 +83,16 @@ class PretendBackend:
         self.armed: list[str] = []
         self.held: list[str] = []
 
-    # -- what a test does to a job
+    # -- controls of a test
 
     def end(self, handle: Handle, state: str = "succeeded") -> None:
-        """Let a living job end by itself."""
+        """End a living job normally."""
         if self._alive(handle):
             self._say(handle, state=state)
             self.processes.living[str(handle.place.instance_id)].discard(handle.run_dir)
 
     def write(self, handle: Handle, name: str, content: bytes, folder_name: str = "out") -> None:
-        """Write an output file, if the machine is there. Nothing but `out` was declared at the launch."""
+        """Write an output file, if the machine exists. Only `out` was declared at the launch."""
         folder = Path(handle.run_dir) / "work" / folder_name
         if Path(handle.run_dir).is_dir():
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Slurm in memory, for tests in which thousands of lives have to fit into seconds.
+"""In-memory Slurm, for tests that run thousands of lives in seconds.
 
-The backend is the real one, with what it concludes from Slurm's rows and from its runner's status. Pretended are the
-cluster that answers its agent, and the run folders: a job is a row of `squeue --json` and the status of its runner.
+The backend is real, including its conclusions from Slurm's rows and its runner's status. The cluster that answers its
+agent and the run folders are emulated: a job is a row of `squeue --json` and the status of its runner.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LOW = Queue(name="low", default=True, open=True, state="UP", max_s=86_400, nodes
 
 
 class PretendQueue(SlurmBackend):
-    """A cluster with a queue that a test moves on.
+    """A cluster with a queue that a test advances.
 
-    `weather` is what happens to the next calls, see `_ask`; while the controller is `down`, the files are there.
+    `weather` has the faults of the next calls, see `_ask`; while the controller is `down`, the files are available.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -40,14 +40,14 @@ class PretendQueue(SlurmBackend):
         self.weather: list[str] = []
         self.down = False
 
-    # -- what a test does to a job
+    # -- controls of a test
 
     def row(self, stem: str) -> dict[str, Any] | None:
-        """The newest row of a job, in the queue or not any more."""
+        """Return the newest row of a job, which may have left the queue."""
         return next((r for r in reversed(self.purged + self.rows) if r["name"].startswith(f"{stem}-a")), None)
 
     def start(self, row: dict[str, Any]) -> None:
-        """Give a waiting job its machine."""
+        """Start a waiting job on a machine."""
         if row["job_state"] == ["PENDING"]:
             row |= {"job_state": ["RUNNING"], "start_time": self._clock.now()}
             attempt = int(row["name"].rpartition("-a")[2])
@@ -57,7 +57,7 @@ class PretendQueue(SlurmBackend):
             }  # fmt: skip
 
     def end(self, row: dict[str, Any], state: str = "COMPLETED") -> None:
-        """Let a job end by itself: its runner writes how, and Slurm sees the runner's exit code."""
+        """End a job normally: its runner writes the status, and Slurm receives the runner's exit code."""
         if row["job_state"] == ["RUNNING"]:
             ok = state == "COMPLETED"
             word = {"COMPLETED": "succeeded", "FAILED": "failed", "CANCELLED": "canceled"}[state]
@@ -67,7 +67,7 @@ class PretendQueue(SlurmBackend):
             }  # fmt: skip
 
     def purge(self) -> None:
-        """Drop what has ended from the queue, as after MinJobAge. This cluster has no accounting."""
+        """Remove ended jobs from the queue, as after MinJobAge. This cluster has no accounting."""
         over = [r for r in self.rows if r["job_state"][0] not in {"PENDING", "RUNNING"}]
         self.purged += over
         self.rows = [r for r in self.rows if r not in over]
@@ -78,7 +78,7 @@ class PretendQueue(SlurmBackend):
     # -- the cluster
 
     async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
-        """Answer the agent's question, or lose it before (`lost_request`) or after (`lost_reply`) it is carried out."""
+        """Answer the agent's request, or lose it before (`lost_request`) or after (`lost_reply`) it is carried out."""
         self.asked[verb] += 1
         luck = self.weather.pop(0) if self.weather else ""
         if self.down or luck == "lost_request":

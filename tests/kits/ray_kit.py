@@ -1,6 +1,6 @@
-"""A throw-away Ray head, alone in a network of its own, and the way to its dashboard, which a test may disturb.
+"""A temporary Ray head in a separate network namespace, and a relay to its dashboard that can inject faults.
 
-`ray start` listens on every address of the machine. In a network namespace with loopback only, there is no other.
+`ray start` listens on every address of the machine. Its network namespace has only loopback.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from waiting import eventually
 
 PORT = 28265
 RAYS_OWN_S = 900.0
-"""How long Ray's processes wait for one another. A machine that is busy needs minutes for what takes Ray seconds."""
+"""The time that Ray's processes wait for each other. Operations of seconds take minutes on a busy machine."""
 ODD = json.dumps({"welcome": "to the cluster"}).encode()
 
-# Runs in Ray's network: what comes to a socket of the file system goes on to the dashboard.
+# Runs in Ray's network namespace: forwards a Unix socket to the dashboard.
 INSIDE = """
 import socket, sys, threading
 def pump(a, b):
@@ -51,7 +51,7 @@ with socket.socket(socket.AF_UNIX) as server:
         except OSError: near.close(); continue
         for pair in ((near, far), (far, near)): threading.Thread(target=pump, args=pair, daemon=True).start()
 """
-# `ray start`, which would give its processes 30 s and keep one port from their raylet, and has no setting for that.
+# `ray start` with two changes that have no setting: its 30 s limit for processes, and a port that it doesn't pass on.
 PATIENT = """
 import sys, time
 from ray._private import services
@@ -82,10 +82,10 @@ exec "$rays_python" -c "$patient" "$patience" start --head --block --node-ip-add
   --metrics-export-port=20005 \
   --object-store-memory=100000000 --include-log-monitor=false --disable-usage-stats --temp-dir="$folder"
 """
-# The raylet's last words where its agents were slow: for the ports that they choose it waits as long as no setting says
-# (ray-project/ray#65983). The ports above are given to them; nobody else is in their network.
+# The raylet's last message if its agents were slow: no setting has the time that it waits for their ports
+# (ray-project/ray#65983). The ports above are fixed; no other process is in the namespace.
 LATE_AGENT = re.compile(r"Timed out waiting for file \S*_port|[Aa]gent\b.*\btimed out", re.DOTALL)
-# How long Ray's processes wait for one another, in the unit of each.
+# The times that Ray's processes wait for each other, in the unit of each setting.
 SETTINGS = {
     "RAY_gcs_server_port_wait_time_s": 1,
     "RAY_gcs_server_request_timeout_seconds": 1,
@@ -103,7 +103,7 @@ SETTINGS = {
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """A connection over a socket of the file system."""
+    """A connection over a Unix socket."""
 
     def __init__(self, path: Path, wait_s: float) -> None:
         super().__init__("127.0.0.1")
@@ -116,7 +116,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class Head:
-    """One Ray head, and a relay on loopback before it. `mode` is what the relay does to replies."""
+    """One Ray head, and a relay on loopback in front of it. `mode` is the relay's fault."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.socket = folder, folder / "dash"
@@ -132,7 +132,7 @@ class Head:
         return f"127.0.0.1:{self.server.server_address[1]}"
 
     def start(self) -> Head:
-        """Start the head, once more where its raylet did not wait for an agent, until it has run a first job."""
+        """Start the head, and wait until it has run a first job. Retry if its raylet did not wait for an agent."""
         why = self._start_once()
         if LATE_AGENT.search(why):
             print(f"Ray's head is started once more, because its raylet gave up:\n{why}", file=sys.stderr)
@@ -145,16 +145,16 @@ class Head:
         return self
 
     def _start_once(self) -> str:
-        """Start the head. Return an empty string once a first job has run, else why it did not come to that."""
+        """Start the head. Return an empty string when a first job has run, else the reason of the failure."""
         self._launch()
         (why,) = eventually(self._outcome, 200, every=0.2)  # Ray starts a dozen processes, one after the other
         return why
 
     def _outcome(self) -> tuple[str, ...]:
-        """Return nothing as long as the start may come to something, then one text: empty where it did."""
+        """Return an empty tuple while the start is in progress, then one text, which is empty on success."""
         if self._ready():
             return ("",)
-        if died := self._last_words():  # `ray start` itself waits on for a raylet that is dead
+        if died := self._last_words():  # `ray start` keeps waiting for a dead raylet
             return (died,)
         assert self.process is not None
         with suppress(OSError):
@@ -165,7 +165,7 @@ class Head:
         return ()
 
     def _last_words(self) -> str:
-        """Return what the raylet wrote when a check of its own failed; an empty string while none has."""
+        """Return the raylet's message if one of its checks failed, else an empty string."""
         with suppress(OSError):
             said = (self.folder / "ray" / "session_latest" / "logs" / "raylet.err").read_text(errors="replace")
             return said[-4_000:] if "Check failed" in said else ""
@@ -178,7 +178,7 @@ class Head:
         assert ray is not None
         python = Path(ray).resolve().with_name("python")
         words = [sys.executable, str(self.socket), str(PORT), str(python), str(self.folder / "ray"), INSIDE, PATIENT]
-        # Ray gives its environment to every job: none of the server's own variables, and no proxy, which has no way in.
+        # Ray passes its environment to every job: it gets no variables of the server, and no proxy (it is unreachable).
         env = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(self.folder), "LANG": "C.UTF-8"}
         env |= {name: f"{RAYS_OWN_S * unit:.0f}" for name, unit in SETTINGS.items()}
         with (self.folder / "log").open("wb") as log:
@@ -188,7 +188,7 @@ class Head:
             )  # fmt: skip
 
     def _ready(self) -> bool:
-        """Return whether a first job, submitted as soon as the dashboard takes it, has ended well."""
+        """Return whether a first job has succeeded. It is submitted as soon as the dashboard accepts it."""
         with suppress(OSError, ValueError, http.client.HTTPException, KeyError):
             found = self.jobs("first")
             if not found:
@@ -199,7 +199,7 @@ class Head:
         return False
 
     def ask(self, method: str, path: str, body: bytes = b"", wait_s: float = RAYS_OWN_S) -> tuple[int, bytes]:
-        """Ask the dashboard itself."""
+        """Send a request to the dashboard, without the relay."""
         way = UnixConnection(self.socket, wait_s)
         try:
             way.request(method, path, body or None, {"Content-Type": "application/json"} if body else {})
@@ -209,11 +209,11 @@ class Head:
             way.close()
 
     def jobs(self, stem: str) -> list[dict[str, object]]:
-        """Ray's own rows of the jobs whose ids begin so."""
+        """Return Ray's rows of the jobs whose ids have a prefix."""
         return [row for row in json.loads(self.ask("GET", "/api/jobs/")[1]) if row["submission_id"].startswith(stem)]
 
     def kill_supervisor(self, folder: str) -> None:
-        """Kill Ray's own process beside a job, and with it the job's entrypoint: as when memory runs out."""
+        """Kill the supervisor of a job, and with it the job's entrypoint, as when memory runs out."""
         pid = self._runner_of(folder)
         while pid > 1 and not _words(pid).startswith("ray::JobSupervisor"):
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -225,13 +225,13 @@ class Head:
         return next(p for p in pids if f"allot {folder}" in (words := _words(p)) and words.startswith("python3"))
 
     def stop(self) -> None:
-        """End the head, and everything that has its network."""
+        """End the head, and every process in its network namespace."""
         self.server.shutdown()
         self.server.server_close()
         self._end()
 
     def _end(self) -> None:
-        for path in Path("/proc").iterdir() if self.network else ():  # it has nothing to save
+        for path in Path("/proc").iterdir() if self.network else ():  # it has no state to save
             with suppress(OSError):
                 if path.name.isdecimal() and os.readlink(path / "ns/net") == self.network:
                     os.kill(int(path.name), signal.SIGKILL)
@@ -272,7 +272,7 @@ def _words(pid: int) -> str:
 
 
 class RayEngine:
-    """The head, as the contract test of backends disturbs it."""
+    """The head as the engine of the backend contract."""
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -290,7 +290,7 @@ class RayEngine:
             self.head.mode = ""
 
     def cut(self) -> object:
-        """As when a reply is lost after Ray took the job."""
+        """Lose the next reply after Ray has accepted the job."""
         return self._mode("cut")
 
     def down(self) -> object:
@@ -305,7 +305,7 @@ class RayEngine:
 
 @pytest.fixture(name="patient_ray")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the backend wait for a reply as long as a busy machine needs."""
+    """Raise the backend's time limit for replies, for busy machines."""
     monkeypatch.setattr(_ray_api, "REPLY_S", RAYS_OWN_S)
     monkeypatch.setattr(_ray_api, "CONNECT_S", RAYS_OWN_S)
 
@@ -324,5 +324,5 @@ def head_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 def place_of(head: Head, folder: Path) -> Place:
-    """A place on the cluster whose run folders are in a folder of the test."""
+    """Return a place on the cluster whose run folders are in a folder of the test."""
     return Place(platform="ray/local", host=head.address, run_root=str(folder / "runs"))

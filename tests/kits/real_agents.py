@@ -1,6 +1,6 @@
-"""The real command lines of coding agents, with nothing of this machine's: no settings, keys or log-ins, no network.
+"""The real command lines of coding agents, without this machine's settings, keys, logins and network.
 
-They are looked for in the folder that GPUWARDEN_AGENT_CLIS names, where CI installs them, then on the PATH.
+They are searched for in the folder that GPUWARDEN_AGENT_CLIS names, where CI installs them, then on the PATH.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATH = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PATH", "")]))
 
 
 def need_agent(name: str) -> str:
-    """The path of an agent's program. Where CI said that it installed them, a missing one is a failure."""
+    """Return the path of an agent's program. If CI has installed them, a missing program is a failure."""
     path = shutil.which(name, path=PATH)
     if path is None and FOLDER:
         pytest.fail(f"{name} is not in GPUWARDEN_AGENT_CLIS={FOLDER}")
@@ -28,19 +28,19 @@ def need_agent(name: str) -> str:
 
 
 def clean(home: Path, **more: str) -> dict[str, str]:
-    """The whole environment of an agent's program, which lives in `home`."""
+    """Return the complete environment of an agent's program with this home."""
     for folder in (".claude", ".codex", ".gemini", "tmp"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "GEMINI_TELEMETRY_ENABLED": "false", "NO_COLOR": "1"}
     own = {"CLAUDE_CONFIG_DIR": str(home / ".claude"), "CODEX_HOME": str(home / ".codex")}
-    own |= {"TMPDIR": str(home / "tmp")}  # Codex starts no sandbox where its home is below the temporary files
+    own |= {"TMPDIR": str(home / "tmp")}  # Codex starts no sandbox if its home is below the temporary folder
     return {"PATH": PATH, "HOME": str(home), "LANG": "C.UTF-8", "TERM": "dumb", **quiet, **own, **more}
 
 
 def said(
     words: list[str], env: dict[str, str], cwd: Path, *, stdin: str = "", rc: int | None = 0, timeout: float = 180
 ) -> str:
-    """What a program printed, on both streams. It has to end with `rc`, whatever that is where None."""
+    """Return a program's output of both streams. Its exit code must be `rc`, or any if that is None."""
     done = subprocess.run(
         [need_agent(words[0]), *words[1:]], env=env, cwd=cwd, input=stdin, capture_output=True, text=True,
         timeout=timeout, check=False, start_new_session=True,

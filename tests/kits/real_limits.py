@@ -1,7 +1,7 @@
-"""Limits that can really be reached, by whichever way this machine permits: small disks, groups with little memory.
+"""Real limits, in any way that this machine permits: small disks, groups with little memory.
 
-A container's root may be refused `mount`. Then a user namespace of the job's own may do it; and where that is refused
-too, the kernel is told (seccomp) to refuse new files to the job with the very error of a full disk.
+`mount` may be refused to a container's root. Then a user namespace of the job may mount; if that is refused too, a
+seccomp filter refuses new files to the job with the error of a full disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ O_CREAT = 0o100
 
 @contextmanager
 def mounted(folder: Path, size: str, inodes: int) -> Iterator[Path | None]:
-    """A tmpfs of that size over a folder; None where mounting is refused."""
+    """Mount a tmpfs of that size over a folder; yield None if mounting is refused."""
     folder.mkdir(parents=True)
     if shutil.which("mount") is None or subprocess.run(_mount(folder, size, inodes), capture_output=True).returncode:
         yield None
@@ -41,7 +41,7 @@ def _mount(folder: Path, size: str, inodes: int) -> list[str]:
 
 
 def in_namespace(folder: Path, size: str, inodes: int) -> list[str] | None:
-    """What goes before a command so that it sees a tmpfs there; None where user namespaces are refused."""
+    """Return the prefix of a command that gives it a tmpfs there, or None if user namespaces are refused."""
     folder.mkdir(parents=True, exist_ok=True)
     line = " ".join(_mount(folder, size, inodes)) + ' && exec "$@"'
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", line, "sh"]
@@ -51,7 +51,7 @@ def in_namespace(folder: Path, size: str, inodes: int) -> list[str] | None:
 
 
 def refuse_new_files() -> None:
-    """From now on the kernel answers every attempt of this process to create a file as a disk without inodes does.
+    """Make the kernel refuse every new file of this process from now on, as a disk without inodes does.
 
     A seccomp filter; it needs no privilege. Linux on x86-64 and arm64.
     """
@@ -75,7 +75,7 @@ def refuse_new_files() -> None:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[Path | None]:
-    """A control group with so many bytes of memory; None where groups can't be made."""
+    """Create a control group with a memory limit in bytes; yield None if groups can't be created."""
     for parent in map(Path, cgroup_folders()):
         group = parent / f"gpuwarden-test-{os.getpid()}"
         try:

@@ -1,4 +1,4 @@
-"""The rule for real parts: required in CI, a named skip on a laptop. And how much a test of endurance plays."""
+"""The rule for real parts: required in CI, a named skip on a laptop. Also the size of endurance tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ENDURANCE = os.environ.get("GPUWARDEN_ENDURANCE") == "1"
 
 
 def amount(part: int, full: int) -> int:
-    """Return how much a test marked `endurance` plays: all under `make endurance`, else the part for `make prove`."""
+    """Return the size of a test marked `endurance`: all under `make endurance`, else the part for `make prove`."""
     return full if ENDURANCE else part
 
 
 def need(what: str, present: bool) -> None:
-    """Skip by name where a real part is missing; fail where real parts are required."""
+    """Skip with the name of a missing real part, or fail if real parts are required."""
     if present:
         return
     if REQUIRE_REAL:

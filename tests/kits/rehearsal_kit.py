@@ -1,4 +1,4 @@
-"""A clock to turn by hand, and short words for clouds, machines and their processes."""
+"""A clock that a test advances, and helpers for clouds, machines and their processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = Settings(boot_s=10, stop_s=5, resume_s=20, default_usd_per_hour=3600.0, 
 
 
 class HandClock:
-    """Time that passes when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.time = now
@@ -33,7 +33,7 @@ class HandClock:
 
 
 class World:
-    """A cloud, its clock, and what a person would do with them."""
+    """A cloud, its clock, and the operations of a user."""
 
     def __init__(self, root: Path, profile: Profile, *faults: Fault, seed: int = 0, settings: Settings = QUICK) -> None:
         self.clock = HandClock()
@@ -46,7 +46,7 @@ class World:
         self.cloud.tick()
 
     def rent(self, *, interruptible: bool = False, durable: bool = False) -> Instance:
-        """A running instance."""
+        """Rent an instance and wait until it runs."""
         answer = self.cloud.create(Resources(interruptible=interruptible, durable_storage=durable), "token")
         assert isinstance(answer, Known)
         self.wait(10)
@@ -61,7 +61,7 @@ class World:
         return self.cloud.truth(ident).state
 
     def end(self, ident: str) -> None:
-        """Stop where that is needed, terminate, wait."""
+        """Stop the instance if that is required, terminate it, and wait."""
         if self.cloud.profile.verbs.terminate_needs_stop:
             self.cloud.stop(ident)
             self.wait(5)
@@ -70,14 +70,14 @@ class World:
 
 
 def on(place: Place | None, path: str) -> Path:
-    """A machine's path on this machine."""
+    """Return the local path of a machine's path."""
     assert place is not None
     return Path(place.root + path)
 
 
 @contextmanager
 def process(place: Place | None, code: str, *, ready: bool = True) -> Iterator[subprocess.Popen[str]]:
-    """A real Python process of an instance, which prints a line once it is ready; it dies with the test."""
+    """Run a real Python process of an instance, which prints a line when it is ready; it ends with the test."""
     assert place is not None
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", code],

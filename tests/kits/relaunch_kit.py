@@ -1,4 +1,4 @@
-"""Machines that are taken, and budgets for another one."""
+"""Machines that are preempted, and budgets for another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUDGET = 10.0
 
 
 class Resuming(PretendBackend):
-    """Remembers which inputs each launch got, and puts them into the working folder as a machine does."""
+    """Records the inputs of each launch, and puts them into the working folder as a machine does."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)
@@ -35,7 +35,7 @@ class Resuming(PretendBackend):
 
 
 class Allowed(House):
-    """A house in which a person gives each job a budget with the approval of its spending."""
+    """A house in which the user gives each job a budget with the approval of its spending."""
 
     def __init__(self, home: Path, processes: Processes, budget: float | None = BUDGET, **opens: object) -> None:
         super().__init__(home, processes)
@@ -45,7 +45,7 @@ class Allowed(House):
         self.watcher = Watcher(self.ctx)
 
     async def running(self, **changes: object) -> str:
-        """Launch a job with the budget, and let it save something."""
+        """Launch a job with the budget, and let it save a file."""
         spec = self.spec(**changes)
         receipt = (await submit(self.ctx, spec)).receipt
         issued = self.ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
@@ -64,7 +64,7 @@ class Allowed(House):
         return job
 
     def takes(self) -> None:
-        """Let the platform take the newest machine for good."""
+        """Let the platform preempt the newest machine for good."""
         newest = records(self.cloud)[-1]
         self.cloud.inject(newest.id, Fault(kind="vanish"))
         self.cloud.tick()

@@ -1,4 +1,4 @@
-"""A checkpoint with all that a resume needs."""
+"""A checkpoint with all files that a resume needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def saved(root: Path, kind: str = "AdamW", edit: Callable[[dict[str, Any]], object] | None = None) -> Path:
-    """A checkpoint folder as a Trainer lays it out, with torch's own optimizer after three steps."""
+    """Write a checkpoint folder in the layout of the Trainer, with a torch optimizer after three steps."""
     t = torch()
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""Facts for examples of rules: a job and a teardown that nothing is wrong with, changed as a test tells."""
+"""Facts for examples of rules: a healthy job and teardown, with the changes of a test."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ OWNED = load_profile("local")
 
 
 def changed(profile: Profile, part: str, **values: Any) -> Profile:
-    """A profile with one of its blocks changed."""
+    """Return a profile with one of its blocks changed."""
     return profile.model_copy(update={part: getattr(profile, part).model_copy(update=values)})
 
 
 def submit(profile: Profile | None = RENTED, **given: Any) -> SubmitFacts:
-    """Facts of a job that nothing is wrong with, changed as told: fields of the spec, or of the facts."""
+    """Return the facts of a healthy job, with changed fields of the spec or of the facts."""
     mine = {k: given.pop(k) for k in tuple(given) if k in SubmitFacts.__dataclass_fields__}
     spec = {"platform": "vastai", "command": ("train",), "outputs": ("out",), "timeout_s": 1_000, **given}
     return SubmitFacts(
@@ -56,7 +56,7 @@ def submit(profile: Profile | None = RENTED, **given: Any) -> SubmitFacts:
 
 
 def script(text: str) -> SubmitFacts:
-    """Facts of a job with that script."""
+    """Return the facts of a job with that script."""
     spec = JobSpec(platform="vastai", script=text, outputs=("out",), timeout_s=1_000)
     return replace(submit(), spec=spec, script=read_script(text))
 
@@ -65,7 +65,7 @@ CODE = InputFile(path="code/a.py", size=3, sha256="0" * 64)
 
 
 def file(path: str = "out/a.safetensors", **more: Any) -> OutputFile:
-    """One file of the job that dies with the machine and has a copy."""
+    """Return one file of the job that is deleted with the machine and has a copy."""
     return OutputFile(**{"path": path, "size": 10, "tier": "disk", "dies": True, "copied": True, **more})
 
 
@@ -73,7 +73,7 @@ MACHINE = Known(Instance(id="i1", state=InstanceState.RUNNING, meter=True))
 
 
 def teardown(**given: Any) -> TeardownFacts:
-    """Facts of a machine that may go: the job ended well, and what dies is copied and proven."""
+    """Return the facts of a machine that may be terminated: the job succeeded, and its files are copied and proven."""
     whole = {
         "job_id": "j1",
         "job_state": Job.SUCCEEDED,
@@ -102,12 +102,12 @@ ANYWHERE = changed(RENTED, "limits", default_timeout_s=1800)
 
 
 def example_files(folder: Path = FOLDER) -> dict[str, Path]:
-    """Return the files that keep an example each, by the id of the rule that the file's name starts with."""
+    """Return the example files by the rule id at the start of their names."""
     return {"-".join(path.stem.split("_")[:3]).upper(): path for path in sorted(folder.glob("[pt][fd]_*.py"))}
 
 
 @cache
 def examples_of(path: Path) -> tuple[list[Any], list[Any]]:
-    """Return the facts that fire and those that stay silent: late, since they read a trainer many times."""
+    """Return the facts that fire a rule and those that don't. Loaded on demand: they read a trainer many times."""
     kept = runpy.run_path(str(path))
     return kept["FIRES"], kept["SILENT"]

@@ -1,4 +1,4 @@
-"""Facts for tests of the submit rules: a rented machine with a price, a healthy job, and what the Hub says."""
+"""Facts for tests of the submit rules: a rented machine with a price, a healthy job, and the Hub's replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["HF_TOKEN", "facts_for", "seed_for_rules"]
 async def facts_for(
     script: str | None, *, hub: HubConfig, platform: str = "runpod", proven: bool = False, **spec: Any
 ) -> SubmitFacts:
-    """The facts of one job, as the submit gate gathers them."""
+    """Return the facts of one job, as the submit gate collects them."""
     job = JobSpec(name="t", platform=platform, script=script, **spec)
     read, script_url = await read_spec(job, lambda: hub)
     profile = load_profile(platform, None)
@@ -39,7 +39,7 @@ async def facts_for(
 
 
 def seed_for_rules(store: HubStore) -> None:
-    """Repos that the corpus needs beside the demo's."""
+    """Add the repos that the corpus needs besides those of the demo."""
     rows = "\n".join(json.dumps({"question": "q", "chosen_response": "a", "rejected_response": "b"}) for _ in range(3))
     store.put("dataset", "rehearsal/pairs-other-names", {"train.jsonl": rows})
     line = json.dumps({"text": "x"})

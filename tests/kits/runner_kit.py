@@ -1,4 +1,4 @@
-"""The runner in tests: as it is shipped, a process of its own, a real run folder, real signals."""
+"""The shipped runner in tests: a separate process, a real run folder, real signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /
 
 @cache
 def runner_file() -> str:
-    """The one file that is shipped."""
+    """Return the single shipped file of the runner."""
     folder = tempfile.TemporaryDirectory(prefix="gpuwarden-runner-")
     atexit.register(folder.cleanup)
     path = Path(folder.name) / "runner.py"
@@ -35,7 +35,7 @@ def runner_file() -> str:
 
 
 def call(verb: str, folder: Path | None = None, request: object = None) -> dict[str, Any]:
-    """Run one verb; its last line."""
+    """Run one verb; return its last line."""
     argv = [sys.executable, "-I", "-S", runner_file(), verb, *([str(folder)] if folder else [])]
     done = subprocess.run(argv, input=json.dumps(request or {}).encode(), capture_output=True, timeout=300)
     assert not done.stderr, done.stderr.decode()
@@ -57,7 +57,7 @@ def look(folder: Path) -> dict[str, Any]:
 
 
 def until(folder: Path, good: Callable[[dict[str, Any]], Any], within: float = 30.0) -> dict[str, Any]:
-    """Look at a run folder until it is good; return the last look."""
+    """Poll a run folder until its status is good; return the last status."""
 
     def good_one() -> dict[str, Any]:
         seen = observe(str(folder))

@@ -1,4 +1,4 @@
-"""What a job tries that an agent wrote to get out: each try prints what it got. Standard library; runs as a job.
+"""Attempts of a malicious job to escape the sandbox; each prints its result. Standard library only; runs as a job.
 
 python sandbox_attack.py '{"pid": server, "home": ..., "policy": ..., "secret_file": ..., "socket": ..., ...}'
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 
 GIVEN = json.loads(sys.argv[1])
 LIBC = ctypes.CDLL(None, use_errno=True)
-SEIZE = 0x4206  # stops nobody, and ends with us
+SEIZE = 0x4206  # affects no other process, and ends with this one
 TRIES: dict[str, Callable[[], object]] = {}
 
 
 def attempt(try_it: Callable[[], object]) -> Callable[[], object]:
-    """Note a try. It returns what it got; nothing, or an error, is a failure."""
+    """Register an attempt. It returns its loot; an empty value or an error is a failure."""
     TRIES[try_it.__name__] = try_it
     return try_it
 
@@ -218,7 +218,7 @@ def approve_on_a_terminal_of_its_own() -> object:
 
 
 def main() -> None:
-    """Try everything, then kill the parent, and print what came of it."""
+    """Make every attempt, then kill the parent, and print the results."""
     got = {}
     for name, try_it in TRIES.items():
         try:

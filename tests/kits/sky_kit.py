@@ -1,7 +1,7 @@
-"""A double of SkyPilot's API server, which the real SDK talks to, and the SDK's own interpreter.
+"""A double of SkyPilot's API server for the real SDK, and the SDK's interpreter.
 
-Paths, headers and fields are those that a real server of 0.14.1 showed (`backends/test_sky_real.py` asks it). A cluster
-is this machine: its jobs run as processes of a shell, in the order of their numbers.
+Paths, headers and fields are those of a real server of 0.14.1 (`backends/test_sky_real.py` checks them). A cluster is
+this machine: its jobs run as shell processes, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ HEALTH = {
     "telemetry_enabled": False, "restrict_config_to_admins": True,
 }  # fmt: skip
 NOTHING = base64.b64encode(pickle.dumps(None)).decode()
-# SkyPilot's server, with the queue that its own configuration means for one process. The other is a process at a fixed
-# port, for which the server waits 60 s and no longer.
+# SkyPilot's server, with the queue that its configuration provides for one process. The other queue is a process at a
+# fixed port, for which the server waits at most 60 s.
 START = """
 import runpy
 from sky.server.requests.queues import base
@@ -51,15 +51,15 @@ base.set_queue_backend_factory(base.LocalQueueFactory())
 runpy.run_module("sky.server.server", run_name="__main__", alter_sys=True)
 """
 START_S = 200.0
-"""Within these seconds SkyPilot's server starts: it imports every cloud first."""
+"""Time limit for the start of SkyPilot's server, which imports every cloud first."""
 NOW = datetime.now(UTC).timestamp()
-"""The time of all that the double records. It is real, since gpuwarden compares it with its own clock."""
+"""The clock of the double's records. It is real, because gpuwarden compares its times with its own clock."""
 REQUESTS = {"jobs/queue/v2": "sky.jobs.queue_v2", "jobs/launch": "sky.jobs.launch", "jobs/cancel": "sky.jobs.cancel"}
 FINAL = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"}
 
 
 def sky_env(home: Path, url: str) -> dict[str, str]:
-    """Return the environment of an SDK that knows one server and nobody's settings. Skips where there is no SDK."""
+    """Return the environment of an SDK with one server and without user settings. Skips if the SDK is not installed."""
     try:
         python = sky_python(os.environ)
     except Exception:
@@ -101,7 +101,7 @@ class FarJob:
 
 @dataclass
 class FarManaged:
-    """A managed job: its command runs on "machines" that are folders of this one, one after the other."""
+    """A managed job: its command runs on "machines" that are local folders, one after the other."""
 
     id: int
     name: str
@@ -123,7 +123,7 @@ class FarManaged:
         home.mkdir()
         env = {"PATH": os.environ["PATH"], "HOME": str(home), **(self.task.get("envs") or {})}
         env |= {"SKYPILOT_INTERNAL_JOB_ID": "1", **(self.task.get("secrets") or {})}
-        script = home / "sky_run"  # SkyPilot starts it from a file, too
+        script = home / "sky_run"  # SkyPilot also starts it from a file
         script.write_text(self.task["run"])
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -133,7 +133,7 @@ class FarManaged:
         threading.Thread(target=self.take_machine, args=(self.process, str(home)), daemon=True).start()
 
     def take_machine(self, process: subprocess.Popen[bytes], home: str) -> None:
-        """End everything on a machine with its command, as the controller does: nothing goes on in the background."""
+        """End the command and all other processes of a machine, as the controller does."""
         process.wait()
         for one in psutil.process_iter():
             with suppress(psutil.Error):
@@ -163,7 +163,7 @@ class FarManaged:
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
     def row(self) -> dict[str, Any]:
-        """Return the job with the fields of SkyPilot's `ManagedJobRecord`; the texts are those of its controller."""
+        """Return the job with the fields of SkyPilot's `ManagedJobRecord` and the texts of its controller."""
         over = self.status in FINAL or self.status.startswith("FAILED")
         why = None
         if self.status == "FAILED" and self.process is not None:
@@ -185,7 +185,7 @@ class FarManaged:
 
 @dataclass
 class SkyServer:
-    """The API server. `clusters` has each cluster's record, `mode` what is wrong with the server."""
+    """The API server. `clusters` has each cluster's record, `mode` the server's fault."""
 
     folder: Path
     mode: str = ""
@@ -194,13 +194,13 @@ class SkyServer:
     managed: list[dict[str, Any]] = field(default_factory=list)
     managed_jobs: list[FarManaged] = field(default_factory=list)
     held: bool = False
-    """Whether a launch of a managed job stays on its way to the controller."""
+    """Whether the launch of a managed job does not reach the controller."""
     jobs: dict[str, list[FarJob]] = field(default_factory=dict)
     requests: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
     lose: set[str] = field(default_factory=set)
-    """Paths whose next call is carried out, and whose reply is lost."""
+    """Paths whose next call is carried out with a lost reply."""
 
     def start(self) -> SkyServer:
         server = self
@@ -249,12 +249,12 @@ class SkyServer:
     # ------------------------------------------------------------------------------------------------------ the wire
 
     def answer(self, http: BaseHTTPRequestHandler) -> None:
-        """Carry out one call and answer it, in the way that the server is in."""
+        """Carry out one call and answer it with the server's current fault."""
         path = urlsplit(http.path).path
         raw = http.rfile.read(int(http.headers.get("Content-Length") or 0))
         body = json.loads(raw) if raw else {k: v[0] for k, v in parse_qs(urlsplit(http.path).query).items()}
         if self.mode == "down":
-            return http.close_connection  # nobody is there
+            return http.close_connection  # no process exists
         self.asked.append((path, body))
         if self.mode == "odd":
             return self.send(http, 200, {"welcome": "to the server"})
@@ -291,7 +291,7 @@ class SkyServer:
         http.wfile.write(body)
 
     def listed(self, query: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return requests, bodies in clear, as `/api/status` does."""
+        """Return requests with decoded bodies, as `/api/status` does."""
         found = [{**r, "request_body": r["body"], "entrypoint": ""} for r in self.requests.values()]
         wanted = query.get("request_ids")
         if wanted:
@@ -303,7 +303,7 @@ class SkyServer:
         return [{k: v for k, v in r.items() if k != "body"} for r in newest[: int(query.get("limit") or len(newest))]]
 
     def carry_out(self, verb: str, body: dict[str, Any]) -> str:
-        """Do what was asked, and keep the request with its result or its error."""
+        """Carry out a request, and record it with its result or its error."""
         ident, value, error = str(uuid.uuid4()), None, "null"
         name = body.get("cluster_name")
         needs_one = verb in {"queue", "exec", "cancel", "down", "stop", "start", "autostop", "logs"}
@@ -391,7 +391,7 @@ class SkyServer:
                 ["AWS", "p4-cheap", "A100", 1, 12, 40, 96, 3.5, 2.5, "us-west-2"],
                 ["AWS", "p4-free", "A100", 1, 12, 40, 96, 0.0, None, "us-west-2"],
             ]
-        }  # zero and none are no prices
+        }  # zero and None are not prices
 
     def do_start(self, body: dict[str, Any]) -> Any:
         self.clusters[body["cluster_name"]]["status"] = "UP"
@@ -438,7 +438,7 @@ class SkyServer:
 
 @dataclass
 class RealServer:
-    """The process, and the environment of a client of it."""
+    """The server's process, and the environment of its client."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -446,7 +446,7 @@ class RealServer:
 
     @classmethod
     def start(cls, home: Path) -> RealServer:
-        """Start SkyPilot's API server on loopback, with a home folder of its own."""
+        """Start SkyPilot's API server on loopback, with a separate home folder."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         env = sky_env(home, url)
@@ -473,7 +473,7 @@ class RealServer:
             return json.load(reply)
 
     def stop(self) -> None:
-        """End the server, its workers, which have sessions of their own, and the controllers that it let go of."""
+        """End the server, its workers, which have separate sessions, and its detached controllers."""
         others = []
         with suppress(psutil.NoSuchProcess):
             others = psutil.Process(self.process.pid).children(recursive=True)
@@ -492,7 +492,7 @@ class RealServer:
 
 
 class SkyEngine:
-    """The server, as the contract test of backends disturbs it."""
+    """The server as the engine of the backend contract."""
 
     submits, asks = "/exec", "/queue"
 
@@ -513,7 +513,7 @@ class SkyEngine:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """As when the server took a job and the connection broke. The SDK itself sends such a call again."""
+        """Break the connection after the server has accepted a job. The SDK retries such a call."""
         self.server.lose.add(self.submits)
         yield
         assert self.submits not in self.server.lose, "a job was submitted"
@@ -529,7 +529,7 @@ class SkyEngine:
 
 
 class ManagedEngine(SkyEngine):
-    """The same, of managed jobs."""
+    """The same engine for managed jobs."""
 
     submits, asks = "/jobs/launch", "/jobs/queue/v2"
 
@@ -539,7 +539,7 @@ class ManagedEngine(SkyEngine):
 
 @pytest.fixture(name="patient_sky")
 def patient_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the client wait for an answer as long as a busy machine needs."""
+    """Raise the client's time limit for replies, for busy machines."""
     monkeypatch.setattr(client, "ANSWER_S", 900.0 * PATIENCE)
 
 

@@ -1,4 +1,4 @@
-"""A throw-away Slurm cluster on loopback: its own munge key, one controller, two nodes of this machine."""
+"""A temporary Slurm cluster on loopback: a separate munge key, one controller, two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ ACCOUNTS = (
     "modify user root where account=nlp set MaxSubmitJobs=6 MaxJobs=2 MaxWall=01:00:00 MaxTRES=cpu=4",
     "modify user root where account=nlp set MaxTRESMins=cpu=200",
 )
-"""What is limited, and how: every figure is another one, so that a test sees which was read."""
+"""The limits. All figures differ, so that a test can tell which one was read."""
 
 
 @dataclass
 class Cluster:
-    """One cluster. `shims` is a folder before Slurm's own commands, in which a test may put others."""
+    """One cluster. `shims` is a folder on the PATH before Slurm's commands, in which a test may put replacements."""
 
     folder: Path
     names: tuple[str, ...] = ("n0", "n1")
@@ -165,14 +165,14 @@ class Cluster:
         return self
 
     def accounting(self) -> str:
-        """The lines of its configuration about accounting."""
+        """Return the lines of the configuration about accounting."""
         return NO_ACCOUNTING
 
     def keep_accounts(self) -> None:
-        """Start what keeps accounts, before the controller asks for it."""
+        """Start the accounting daemons, before the controller connects to them."""
 
     def stop(self) -> None:
-        """End the daemons and everything that a node still runs."""
+        """End the daemons and all processes of the nodes."""
         with suppress(AssertionError, OSError, subprocess.SubprocessError):
             self._run("scancel", "--signal=KILL", "--full", "-u", "root")
             self._run("scancel", "-u", "root")
@@ -193,12 +193,12 @@ class Cluster:
         return done.stdout
 
     def _count(self) -> None:
-        """Put a `squeue` before the real one that notes each question."""
+        """Put a `squeue` before the real one that counts its calls."""
         real = shutil.which("squeue", path=os.environ.get("PATH"))
         self.shim("squeue", f'echo "$$" >> {self.log}\nexec {real} "$@"')
 
     def shim(self, name: str, text: str) -> None:
-        """Put another command before one of Slurm's."""
+        """Replace one of Slurm's commands."""
         path = self.shims / name
         part = self.shims / f".{name}"
         part.write_text(f"#!/bin/sh\n{text}\n")
@@ -206,7 +206,7 @@ class Cluster:
         part.replace(path)
 
     def unshim(self, *names: str) -> None:
-        """Take them away again."""
+        """Remove the replaced commands."""
         for name in names:
             (self.shims / name).unlink(missing_ok=True)
         self._count()
@@ -215,14 +215,14 @@ class Cluster:
         return int((self.folder / "slurmctld.pid").read_text())
 
     def jobs(self, stem: str) -> list[str]:
-        """The numbers of the jobs whose names begin so."""
+        """Return the numbers of the jobs whose names have a prefix."""
         rows = self._run("squeue", "-h", "-t", "all", "-o", "%i %j").splitlines()
         return [row.split()[0] for row in rows if row.split()[1].startswith(stem)]
 
 
 @dataclass
 class Accounted(Cluster):
-    """A cluster with accounting: slurmdbd over a MariaDB that only its socket reaches, and what `ACCOUNTS` makes."""
+    """A cluster with accounting: slurmdbd over a MariaDB on a Unix socket, and the accounts of `ACCOUNTS`."""
 
     port: int = field(default_factory=free_port)
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -261,7 +261,7 @@ class Accounted(Cluster):
             self.daemons.append(subprocess.Popen([str(path), *argv[1:]], env=env, stdout=out, stderr=out))
 
     def _until(self, *argv: str) -> None:
-        """Ask until there is an answer: a daemon that has ended gives none."""
+        """Poll until a daemon answers; fail if it has ended."""
         env = {**os.environ, **self.env}
 
         def answered() -> bool:
@@ -269,11 +269,11 @@ class Accounted(Cluster):
             assert all(daemon.poll() is None for daemon in self.daemons), said
             return not subprocess.run(argv, env=env, capture_output=True, timeout=300, check=False).returncode
 
-        eventually(answered, 60, every=0.1)  # MariaDB makes its first tables
+        eventually(answered, 60, every=0.1)  # MariaDB creates its first tables
 
     @contextmanager
     def without_accounts(self) -> Iterator[None]:
-        """Stop slurmdbd for a while: the controller goes on with what it knows."""
+        """Stop slurmdbd for a while: the controller continues with its cached data."""
         self.daemons[-1].terminate()
         self.daemons.pop().wait(60)
         try:
@@ -290,7 +290,7 @@ class Accounted(Cluster):
 
 
 def _ports() -> list[int]:
-    """A free port, and two in a row."""
+    """Return a free port, and two consecutive ones."""
     for _ in range(100):
         first = free_port()
         with socket.socket() as sock, suppress(OSError, OverflowError):
@@ -300,7 +300,7 @@ def _ports() -> list[int]:
 
 
 class SlurmEngine:
-    """The cluster, as the contract test of backends disturbs it."""
+    """The cluster as the engine of the backend contract."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -319,14 +319,14 @@ class SlurmEngine:
             self.cluster.unshim(*texts)
 
     def cut(self) -> object:
-        """As when the controller took a job and its answer did not come in time."""
+        """Lose the answer after the controller has accepted a job."""
         real = shutil.which("sbatch")
         late = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
         return self._shimmed({"sbatch": f'{real} "$@" >/dev/null; {late}'})
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """Stop the controller: its port is open, and nobody answers."""
+        """Stop the controller: its port is open, and no process answers."""
         os.kill(self.cluster.pid(), signal.SIGSTOP)
         try:
             yield
@@ -345,7 +345,7 @@ class SlurmEngine:
 
 @pytest.fixture(scope="session", name="clusters")
 def clusters_fixture() -> Iterator[dict[str, Cluster]]:
-    """The cluster of each module, kept while tests of several modules take turns: a start is slow."""
+    """Keep the cluster of each module while tests of several modules alternate: a start is slow."""
     clusters: dict[str, Cluster] = {}
     yield clusters
     for cluster in clusters.values():
@@ -380,12 +380,12 @@ def accounted_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Acco
 
 
 def place_of(cluster: Cluster, folder: Path, host: str | None = None) -> Place:
-    """A place on the cluster whose run folders are in a folder of the test."""
+    """Return a place on the cluster whose run folders are in a folder of the test."""
     return Place(platform=f"slurm/{host or 'local'}", host=host, run_root=str(folder / "runs"), env=cluster.env)
 
 
 def own_profiles(folder: Path) -> Path:
-    """A folder with the profile of Slurm whose run folders are in a folder of the test."""
+    """Write a Slurm profile whose run folders are in a folder of the test; return its folder."""
     profiles = folder / "profiles"
     profiles.mkdir()
     text = (data_dir("profiles") / "slurm.md").read_text("utf-8")

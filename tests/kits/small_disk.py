@@ -1,4 +1,4 @@
-"""A disk that is full soon."""
+"""A disk that can be filled quickly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from real_parts import need
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A small disk of its own, where this user may mount one."""
+    """Mount a small disk, if this user may mount one."""
     made: list[Path] = []
 
     def make(options: str) -> Path:

@@ -24,7 +24,7 @@ PROFILE = ROOT / "profiles" / "local.md"
 def house_fixture(
     sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Context, SshBackend]]:
-    """A warden whose platform `box` is this machine behind a server and a proxy."""
+    """Return a context whose platform `box` is this machine behind a server and a proxy."""
     profiles, far = tmp_path / "profiles", tmp_path / "far"
     profiles.mkdir()
     text = PROFILE.read_text("utf-8").replace("id: local", "id: box", 1).replace("backend: local", "backend: ssh", 1)

@@ -1,4 +1,4 @@
-"""What the tests of SSH share: a connection to the real server, by each of the two clients."""
+"""Fixtures of the SSH tests: a connection to the real server, by each of the two clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine(server: Sshd, *, pin: str | None = None, host: str = "box") -> Ssh:
 
 
 def cut(ssh: Ssh) -> None:
-    """End the connection under a machine, as a network does."""
+    """Cut the connection of a machine, as a network failure does."""
     opened = ssh.link.connection()
     if isinstance(opened, Master):
         os.kill(opened.control.pid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A throw-away OpenSSH server on loopback, with keys and configuration of its own."""
+"""A temporary OpenSSH server on loopback, with separate keys and configuration."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ Subsystem sftp internal-sftp
 SetEnv SHLVL=5 PATH={path} {variables}
 {more}
 """
-# SHLVL keeps bash from reading this user's own ~/.bashrc, which may be slow and is not under test.
+# SHLVL keeps bash from reading this user's ~/.bashrc, which may be slow and is not under test.
 
 
 PATH = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, for a server that takes no socket. It may be taken before the server has it.
+    """Return a free port, for a server that accepts no socket. Another process may take it before the server does.
 
-    Whoever starts such a server starts it again at another port then.
+    Then the caller must restart the server at another port.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -58,14 +58,14 @@ def free_port() -> int:
 
 @pytest.fixture(name="closed_port")
 def closed_port_fixture() -> Iterator[int]:
-    """A port on loopback that refuses connections: it is taken, and nobody listens."""
+    """Yield a port on loopback that refuses connections: it is bound, and no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield int(taken.getsockname()[1])
 
 
 def find_sshd() -> str:
-    """The server's absolute path, which it needs to start itself again."""
+    """Return the server's absolute path, which it needs to re-execute itself."""
     found = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/libexec")
     need("sshd", found is not None)
     need("ssh-keygen", shutil.which("ssh-keygen") is not None)
@@ -74,12 +74,12 @@ def find_sshd() -> str:
 
 
 def keygen(path: Path) -> None:
-    """A new ed25519 key without a passphrase."""
+    """Create an ed25519 key without a passphrase."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=300)
 
 
 def launched(argv: list[str], log: Path, **more: Any) -> subprocess.Popen[bytes] | None:
-    """Start a server and wait until it says that it listens. None where another process has its port."""
+    """Start a server and wait until it listens. Return None if another process has its port."""
     with log.open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **more)
@@ -102,7 +102,7 @@ def launched(argv: list[str], log: Path, **more: Any) -> subprocess.Popen[bytes]
 
 @dataclass
 class Sshd:
-    """One server. `config` is an ssh_config that knows it as `box`; `before` are words that start it elsewhere."""
+    """One server. `config` is an ssh_config with it as `box`; `before` is a command prefix that starts it elsewhere."""
 
     folder: Path
     more: str = ""
@@ -134,7 +134,7 @@ class Sshd:
         )
 
     def start(self, tries: int = 3) -> Sshd:
-        """Start it, at another port where its own is taken."""
+        """Start the server, at another port if its port is taken."""
         self.prepare()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)

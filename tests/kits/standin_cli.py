@@ -1,8 +1,8 @@
-"""Stands in for the command lines of Claude Code and Codex, by the name under which it is started.
+"""Replace the command lines of Claude Code and Codex, depending on the name under which it is started.
 
-It takes the documented options and no others, starts the MCP server of its configuration over stdio, makes the calls of
-a plan (a JSON file named by CLAUDE_CODE_PLAN or CODEX_PLAN) and prints the documented stream. It knows no model. Steps
-of a plan are {"call", "args"}, {"say"}, {"bash"}, and tricks that an agent might try, under "trick".
+It accepts only the documented options, starts the MCP server of its configuration over stdio, makes the calls of a plan
+(a JSON file named by CLAUDE_CODE_PLAN or CODEX_PLAN) and prints the documented stream. It uses no model. Steps of a
+plan are {"call", "args"}, {"say"}, {"bash"}, and "trick", with tricks that an agent might try.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Server:
-    """The MCP server of the configuration, as a client of the older protocol speaks to it."""
+    """The MCP server of the configuration, used with the older protocol."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -180,7 +180,7 @@ class Codex:
 
 
 def look_for_secrets() -> str:
-    """Everything that a program can read of itself, its parents, its children and its files."""
+    """Return all text that a program can read of itself, its parents, its children and its files."""
     found = [json.dumps(dict(os.environ)), " ".join(sys.argv)]
     for process in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ"):
@@ -194,8 +194,8 @@ def look_for_secrets() -> str:
 
 
 def trick(cli: Claude | Codex, server: Server, name: str, step: dict[str, Any]) -> None:
-    """What an agent with a shell might try."""
-    if name == "hide":  # a call through the client that the stream does not tell of
+    """Do one of the tricks that an agent with a shell might try."""
+    if name == "hide":  # a call through the client that the stream omits
         server.call(step["call"], step["args"])
     elif name == "second door":  # another connection through the relay
         other = Server(cli.command)
@@ -211,7 +211,7 @@ def trick(cli: Claude | Codex, server: Server, name: str, step: dict[str, Any]) 
             call = {"name": step["call"], "arguments": step["args"]}
             rows.append(json.dumps({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}))
             raw.sendall(("\n".join(rows) + "\n").encode())
-    elif name == "forge":  # the stream shows another reply than the server gave
+    elif name == "forge":  # the stream shows a different reply from the server's
         result = server.call(step["call"], step["args"])
         body = json.loads(result["content"][0]["text"])
         text = json.dumps({**body, "ok": True, "note": "all machines are off"})
@@ -255,7 +255,7 @@ def main() -> int:
         return 0
     cli: Claude | Codex = Claude() if Path(sys.argv[0]).name == "claude" else Codex()
     prompt = sys.stdin.read()
-    if cli.plan[0].get("trick") == "no server":  # it could not be reached, and the program goes on without it
+    if cli.plan[0].get("trick") == "no server":  # the server is unreachable, and the program continues without it
         cli.say("I have no tools.")
         cli.end()
         return 0

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS, which keeps AWS's rules for checksums, conditions and rights."""
+"""A real S3 server for tests: SeaweedFS, which follows AWS's rules for checksums, conditions and rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKET = "kept"
 
 @dataclass
 class S3Server:
-    """A running server: its address, and what to set for the process that writes and the one that reads."""
+    """A running server: its address, and the environments of the writing and the reading process."""
 
     endpoint: str
     folder: Path
@@ -38,7 +38,7 @@ class S3Server:
         )  # fmt: skip
 
     def writer(self, who: tuple[str, str] = WRITER) -> dict[str, str]:
-        """What an uploader is given."""
+        """Return the environment of an uploader."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_REGION": REGION,
@@ -47,14 +47,14 @@ class S3Server:
         }
 
     def environment(self, writer: tuple[str, str] = WRITER, reader: tuple[str, str] = READER) -> dict[str, str]:
-        """gpuwarden's own environment: what it reads with, and what it hands to the uploader."""
+        """Return gpuwarden's environment: its credentials for reading, and those that it passes to the uploader."""
         own = self.writer(reader)
         handed = {f"GPUWARDEN_STORE_{k}": v for k, v in self.writer(writer).items() if "KEY" in k}
         return {**own, **handed}
 
 
 def free_ports(count: int) -> list[int]:
-    """As many ports that nobody listens on now."""
+    """Return a number of free ports."""
     with ExitStack() as stack:
         socks = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in socks:
@@ -77,7 +77,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         identity("writer", WRITER, f"Write:{BUCKET}"),
         identity("reader", READER, f"Read:{BUCKET}", f"List:{BUCKET}"),
     ]
-    for attempt in range(3):  # a port may be taken before the server has it, and then the server ends
+    for attempt in range(3):  # another process may take a port before the server, which then ends
         home = folder / str(attempt)
         home.mkdir(parents=True)
         (home / "s3.json").write_text(json.dumps({"identities": rights}))
@@ -91,7 +91,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
             process.kill()
             process.wait()
             for port in ports:
-                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # there, whatever folder it is given
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # not in the given folder
                     left.unlink(missing_ok=True)
     log = (home / "server.log").read_text("utf-8", "replace")
     raise RuntimeError(f"the S3 server did not start: {log[-2000:]}")
@@ -113,8 +113,8 @@ def start(weed: str, folder: Path, ports: list[int]) -> tuple[subprocess.Popen[b
 
 
 def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
-    """Wait until a server takes an object, which is when its volumes are there; false where it died."""
-    client = server.client(connect_timeout=5, read_timeout=5)  # a stranger at its port may say nothing
+    """Wait until a server accepts an object, which needs its volumes; return False if it died."""
+    client = server.client(connect_timeout=5, read_timeout=5)  # another program at its port may not answer
 
     def over() -> bool:
         with suppress(Exception):
@@ -124,7 +124,7 @@ def answers(process: subprocess.Popen[bytes], server: S3Server) -> bool:
             return True
         return process.poll() is not None
 
-    eventually(over, 60, every=0.2)  # it has four servers to start
+    eventually(over, 60, every=0.2)  # it starts four servers
     return process.poll() is None
 
 

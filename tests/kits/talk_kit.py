@@ -1,4 +1,4 @@
-"""A client that talks to the MCP server, and the person behind it."""
+"""A client of the MCP server, and its user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS = {
 
 
 class Person:
-    """Who sits at the client: answers questions as told, and remembers them."""
+    """The user of the client: gives scripted answers to questions, and records the questions."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -50,7 +50,7 @@ def says(approve: object) -> ElicitResult:
 
 
 class Talk:
-    """A client's conversation: calls answer with the structured content, checked against the published schema."""
+    """A client's conversation: calls return the structured content, checked against the published schema."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -87,7 +87,7 @@ class Talk:
         return await soon(lambda: self.call(tool, **arguments), every=0.05, good=lambda body: body["state"] in states)
 
     async def proven(self, **more: Any) -> str:
-        """A job that ended, was pulled and verified: only a person is missing."""
+        """Run a job until it has ended, is pulled and verified, and only the approval is missing."""
         job_id = await self.launched(**more)
         await self.until("check_job", {"succeeded"}, job_id=job_id)
         assert (await self.call("pull_artifacts", job_id=job_id))["files"] == 1
@@ -102,7 +102,7 @@ async def talking(ctx: Context, person: Person | None = None, mode: str = "2026-
 
 
 def truth(ctx: Context) -> list[Any]:
-    """The cloud's own books, which no reply can talk away."""
+    """Return the cloud's state of its machines, independent of any reply."""
     return list(ctx.provider(PLATFORM).cloud.truths().values())  # type: ignore[attr-defined]
 
 

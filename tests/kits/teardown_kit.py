@@ -1,4 +1,4 @@
-"""A machine and its job, on a clock of its own."""
+"""A machine and its job, with a separate clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACE = Settings(boot_s=10, stop_s=5, resume_s=20, settle_s=30, default_usd_per_h
 
 
 class House:
-    """A warden, a cloud, a clock in the hand, and jobs that end when they are told to."""
+    """A context, a cloud, a clock that the test advances, and jobs that the test ends."""
 
     def __init__(self, home: Path, processes: Processes) -> None:
         self.clock = FakeClock()

@@ -1,4 +1,4 @@
-"""A person at a real terminal."""
+"""A user at a real terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.lifecycle.context import Context
 
 
 class Typed(Terminal):
-    """A terminal of this process, for the many answers that need no real one."""
+    """An in-process terminal, for tests that need no real one."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
@@ -25,7 +25,7 @@ class Typed(Terminal):
 
 
 async def typed(ctx: Context, ticket: str, *answers: str, without_proof: bool = False) -> tuple[str, str]:
-    """What came of answering like that, and what was shown."""
+    """Give these answers; return the code of the result, and the output."""
     person = Typed(*answers)
     try:
         return (await ask(ctx, ticket, person, without_proof=without_proof)).code, person.shown

@@ -1,4 +1,4 @@
-"""Give each attempt of a test, and what it tears down, a time limit of its own.
+"""Give each attempt of a test, and its teardown, a separate time limit.
 
 pytest-timeout arms its timer once for all attempts of a test, and disarms it at the first failure: a second attempt, or
 a teardown after a failure, would hang forever.

@@ -14,7 +14,7 @@ STEP = int(os.environ.get("FAULT_STEP", "0"))
 
 
 class Killed(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """End the process as a machine that goes away does."""
+    """End the process as the loss of a machine does."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP:
@@ -22,7 +22,7 @@ class Killed(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Held(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Go no further in the first attempt, so that the machine is taken away at a known step."""
+    """Block in the first attempt, so that the machine is preempted at a known step."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         while state.global_step == STEP and os.environ.get("GPUWARDEN_ATTEMPT") == "1":
@@ -46,7 +46,7 @@ class Terminated(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class LauncherTold(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Send the signal in FAULT_SIGNAL to the process that started those that train."""
+    """Send the signal in FAULT_SIGNAL to the process that started the training processes."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1 and os.environ["RANK"] == "0":
@@ -63,7 +63,7 @@ class NotFinite(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class OutOfMemory(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Raise what PyTorch raises, until the run has been started again."""
+    """Raise PyTorch's out-of-memory error, until the run is restarted."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1 and (not os.environ.get("TRAIN_RESTARTED") or os.environ.get("FAULT_ALWAYS")):
@@ -71,7 +71,7 @@ class OutOfMemory(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Filled(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Leave no room on the disk of the file in FAULT_FILLS."""
+    """Fill the disk of the file in FAULT_FILLS."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == STEP - 1:

@@ -1,4 +1,4 @@
-"""Known-good inputs of the trainers: tiny random models, a tokenizer trained here, small data written for this."""
+"""Valid inputs of the trainers: tiny random models, a tokenizer trained here, small handwritten data."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def turn(role: str, content: str) -> dict[str, str]:
 
 
 def rows_of(method: str, count: int = 48) -> list[dict[str, Any]]:
-    """Return rows in the form that a method reads."""
+    """Return rows in the format that a method reads."""
     made = []
     for index, text in enumerate(texts(count)):
         prompt, other = [turn("user", text)], [turn("assistant", text[:12] or "a")]
@@ -133,7 +133,7 @@ def picture_model(folder: Path, kind: str) -> Path:
 
 
 def pictures(folder: Path, count: int = 24) -> list[dict[str, Any]]:
-    """Write pictures of a red or green square each, and return rows with its class and its box."""
+    """Write pictures of one red or green square each, and return rows with its class and its box."""
     from PIL import Image, ImageDraw
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def pictures(folder: Path, count: int = 24) -> list[dict[str, Any]]:
 
 
 def picture_rows(method: str, folder: Path) -> list[dict[str, Any]]:
-    """Return rows in the form that a method on pictures reads."""
+    """Return rows in the format that a method on pictures reads."""
     made = pictures(folder)
     if method == "image_classification":
         return [{"image": row["image"], "label": row["label"]} for row in made]
@@ -202,7 +202,7 @@ class Trainers:
         language_model(folder / "teacher", seed=1)
 
     def at(self, folder: Path) -> Trainers:
-        """Run in another folder from now on: a test, and each attempt of it, has its own."""
+        """Use another folder from now on: each attempt of a test has a separate one."""
         self.folder = folder
         (folder / "teacher").symlink_to(self.home / "teacher")
         return self
@@ -240,13 +240,13 @@ class Trainers:
         return Ended(int(self._line()), log.read_text())
 
     def small(self, method: str, data: Path, steps: int = 8, every: int = 2) -> list[str]:
-        """Return the settings of a run of seconds."""
+        """Return the settings of a run that takes seconds."""
         words = f"--steps {steps} --save-steps {every} --batch-size 4 --micro-batch 2 --logging-steps 1".split()
         words += ["--eval-fraction", "0.2"] if method in PICTURES else ["--max-length", "128"]
         return ["--model", str(self.model_of(method)), "--dataset", str(data), "--cpu", *words, *MORE.get(method, [])]
 
     def model_of(self, method: str) -> Path:
-        """Return a tiny model for a method, made when it is first asked for."""
+        """Return a tiny model for a method, created on first use."""
         if method in TEXTS:
             return self.model
         folder = self.home / f"model-{method}"
@@ -256,7 +256,7 @@ class Trainers:
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """Check that a run ended with one line on what is wrong, and one on the fix."""
+    """Check that a run ended with one line about the error, and one about the fix."""
     assert ended.code == code, ended.log
     [error] = [line for line in ended.log.splitlines() if line.startswith("ERROR")]
     [fix] = [line for line in ended.log.splitlines() if line.startswith("FIX")]

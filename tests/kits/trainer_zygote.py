@@ -1,6 +1,6 @@
-"""Run trainers as children of one process that has imported the libraries, which alone takes seconds each time.
+"""Run trainers as children of one process that has imported the libraries: each import takes seconds.
 
-Reads one JSON object a line: argv, cwd, env, log. Answers with the child's pid, and, when it has ended, its status.
+Reads one JSON object a line: argv, cwd, env, log. Prints the child's pid, and, when it has ended, its status.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lines that trainers print, in the forms of public logs, with the values that a reader should find there.
+"""Lines that trainers print, in the formats of public logs, with the values that a reader should find in them.
 
-The lines are our own; each form was read in the thread or the source that `where` names. `step` and `total` count from
-the run's first step as far as the lines allow; `nan` is whether a person should be alarmed.
+The lines are our own; `where` names the thread or the source of each format. `step` and `total` count from the run's
+first step as far as the lines allow; `nan` is whether the user should be alerted.
 """
 
 from __future__ import annotations

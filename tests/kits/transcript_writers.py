@@ -1,4 +1,4 @@
-"""Writes a canonical transcript in each foreign format, from the documented field layouts."""
+"""Write a canonical transcript in each foreign format, with the documented field layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = tuple[str, Call | Say]
 
 
 def in_order(transcript: Transcript) -> list[Event]:
-    """("call" | "result" | "say", object), in the order in which it happened."""
+    """Yield ("call" | "result" | "say", object) in chronological order."""
     rows: list[tuple[int, Event]] = [(s.seq, ("say", s)) for s in transcript.says]
     for call in transcript.calls:
         rows.append((call.seq, ("call", call)))
@@ -117,7 +117,7 @@ def codex_exec(transcript: Transcript) -> str:
 
 
 def _exec_item(call: Call, begun: bool) -> dict[str, Any]:
-    # Whatever the transcript's harness had as its own tool, Codex shows as an MCP call of a server named "".
+    # Codex shows a tool of the transcript's harness as an MCP call of a server named "".
     base = {"id": call.id, "type": "mcp_tool_call", "server": call.server, "tool": call.tool, "arguments": call.args}
     if begun:
         return {**base, "result": None, "error": None, "status": "in_progress"}

@@ -1,4 +1,4 @@
-"""Waiting for real processes and servers: the only place where a test reads a clock that runs."""
+"""Wait for real processes and servers. Only this module lets a test read a running clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = float(os.environ.get("GPUWARDEN_TEST_PATIENCE", "1"))
 
 
 def real_time() -> float:
-    """Return the real time, where a clock of a test has to start at it or a real program reads it; never as a limit."""
+    """Return the real time, as the start of a test's clock or for a real program that reads it; never as a limit."""
     return time.time()
 
 

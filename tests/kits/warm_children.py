@@ -1,8 +1,8 @@
-"""Start gpuwarden's loading processes by a fork of one that has imported torch.
+"""Start gpuwarden's loading processes as forks of a process that has imported torch.
 
 An import of torch takes seconds of processor time, and hundreds of tests verify a file. A forked child gets the same
-task, environment, working folder and limits as one that `subprocess` starts, and dies alone. The processes that tests
-start by gpuwarden's command line start their children as a user's do.
+task, environment, working folder and limits as one that `subprocess` starts, and dies alone. Processes that tests start
+by gpuwarden's command line are not changed: they start their children as for a user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAME = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 class Children:
-    """Stand in for the module `subprocess` in `gpuwarden.checkpoints.load`."""
+    """Replace the module `subprocess` in `gpuwarden.checkpoints.load`."""
 
     PIPE, DEVNULL, SubprocessError, run = (
         subprocess.PIPE,
@@ -46,7 +46,7 @@ class Children:
         self._env: dict[str, str] = {}
 
     def Popen(self, command: list[str], *, env: dict[str, str], cwd: str, **pipes: Any) -> Any:  # noqa: N802
-        """Start a child as `subprocess.Popen` does: warm if it is one of ours and finds its modules as usual."""
+        """Start a child as `subprocess.Popen` does: by a fork if it is a loading process with the usual module path."""
         if command[:-1] != [sys.executable, "-P", "-m"] or command[-1] not in WARM:
             return subprocess.Popen(command, env=env, cwd=cwd, **pipes)
         with self._lock:
@@ -63,7 +63,7 @@ class Children:
         return Child(self._control, {"module": command[-1], "env": env, "cwd": cwd})
 
     def close(self) -> None:
-        """End the process that is forked: it reads the end of its requests."""
+        """End the forking process by closing its requests."""
         if self._control and self._parent:
             self._control.close()
             self._parent.wait()

@@ -1,4 +1,4 @@
-"""Compares what an interface says with the golden files in `tests/texts`, which `make texts` writes again."""
+"""Compare the texts of an interface with the golden files in `tests/texts`, which `make texts` regenerates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBER = re.compile(r"(?<![A-Za-z<])\d[\d.,:]*(?<=\d)")
 
 
 class Wording:
-    """Compares texts of one test with the golden file of its folder, or collects them for it."""
+    """Compare the texts of one test with the golden file of its folder, or collect them for it."""
 
     def __init__(self, golden: list[str] | None, temporary: Path) -> None:
         self.golden = golden
@@ -28,7 +28,7 @@ class Wording:
         """Compare a text or the message of an error.
 
         Each of `values` must be in it. The golden file has `<1>`, `<2>` ... in their places, `<tmp>` for the tests'
-        folder and `#` for numbers, so that it holds wording only.
+        folder and `#` for numbers, so that it contains only wording.
         """
         whole = str(said.value if isinstance(said, pytest.ExceptionInfo) else said)
         text = re.sub(rf"{re.escape(str(self.temporary))}[^\s'\"`),;]*", "<tmp>", whole)
@@ -64,7 +64,7 @@ def write(file: Path, texts: dict[str, str]) -> None:
 
 
 class Regenerating:
-    """Collects the texts of all workers, and writes them at the end."""
+    """Collect the texts of all workers, and write them at the end."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -73,22 +73,22 @@ class Regenerating:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Remember every test of the modules, before some are left out."""
+        """Record every test of the modules, before some are deselected."""
         if not any("::" in argument for argument in config.args):
             self.there |= {item.nodeid for item in items}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Remember a test that runs: its old texts go."""
+        """Record a test that runs: its old texts are removed."""
         self.ran.add(nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the texts of a worker that has ended."""
+        """Add the texts of a worker that has ended."""
         self.texts |= node.workeroutput["texts"]
         self.there |= set(node.workeroutput["there"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Give the texts to the controller, or write them: old ones stay if their test is there and did not run."""
+        """Pass the texts to the controller, or write them. Old texts are kept if their test exists and did not run."""
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput |= {"texts": self.texts, "there": sorted(self.there)}
             return
@@ -120,7 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def wording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wording]:
-    """Compare what an interface says with the golden file of the test's folder."""
+    """Compare the texts of an interface with the golden file of the test's folder."""
     regenerating = request.config.pluginmanager.get_plugin("regenerating")
     file, key = file_of(request.node.nodeid)
     texts = read(file).get(key)

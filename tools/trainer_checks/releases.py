@@ -1,4 +1,4 @@
-"""Read what a release of a library has, from the sources in its wheel; nothing of it is installed or run."""
+"""Read the names of a library's release from the sources in its wheel, without installing or running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer_checks.uses import MODULES, Use
 
 OPEN = "**"
-"""Stands for parameters or members that can't be listed: anything fits."""
+"""Placeholder for parameters or members that can't be listed: any name matches."""
 Parameters = frozenset[str]
 Definition = tuple[str, ast.stmt]
 """A module, and the statement in it that defines a name."""
@@ -36,7 +36,7 @@ class Release:
         return {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in paths}
 
     def tree(self, module: str) -> ast.Module | None:
-        """Return a module's syntax tree, None where the wheel has no such module."""
+        """Return a module's syntax tree, or None if the wheel lacks the module."""
         if module not in self.trees:
             if module not in self.modules:
                 return None
@@ -68,13 +68,13 @@ class Library:
         return self.releases.get(MODULES.get(module.partition(".")[0], ""))
 
     def find(self, module: str, name: str) -> Definition | None:
-        """Return the module and the statement that define a name which a module offers, None where none does."""
+        """Return the module and the statement that define a name which a module offers, or None."""
         if (module, name) not in self._found:
             self._found[module, name] = self._search(module, name, set())
         return self._found[module, name]
 
     def _search(self, module: str, name: str, seen: set[tuple[str, str]]) -> Definition | None:
-        """Look in the module itself, then in its table of strings, and last where all names are imported from."""
+        """Search the module itself, then its lazy imports, and last the modules that it imports with `*`."""
         release = self.release_of(module)
         tree = release.tree(module) if release else None
         if tree is None or release is None or (module, name) in seen:
@@ -94,7 +94,7 @@ class Library:
                     origin = next(a.name for a in node.names if (a.asname or a.name) == name)
                     where = _absolute(module, node, is_package=is_package)
                     if self.release_of(where) is release and where not in release.modules:
-                        # A compiled module has no source; nothing is known of what it offers.
+                        # A compiled module has no source, so its names are unknown.
                         return where, ast.Pass()
                     if (there := self._search(where, origin, seen)) is not None:
                         return there
@@ -103,11 +103,11 @@ class Library:
         return next((there for where in open_imports if (there := self._search(where, name, seen))), None)
 
     def _lazy(self, release: Release, module: str, tree: ast.Module, name: str) -> Definition | None:
-        """Return the definition of a name that a package loads when it is asked for, by a table of strings."""
+        """Return the definition of a name that a package imports lazily, from a table of strings."""
         text = ast.dump(tree)
         below = [m for m in release.definitions.get(name, ()) if m.startswith(f"{module}.")]
         named = f"value='{name}'" in text
-        # transformers lists the contents of `models` by walking its folders.
+        # transformers finds the contents of `models` by walking its folders.
         walked = "define_import_structure" in text
         for where in below:
             inner = where.removeprefix(f"{module}.")
@@ -118,17 +118,17 @@ class Library:
         return None
 
     def has(self, use: Use) -> bool | None:
-        """Return whether the releases have what is used; None where the package is not among them."""
+        """Return whether the releases have the used name, or None if this is unknown."""
         release, found = self.release_of(use.module), self.find(use.module, use.name)
         if release is None:
             return None
         if found is None and "." in use.module:
-            return f"{use.module}.{use.name}" in release.modules  # what is imported may be a module
+            return f"{use.module}.{use.name}" in release.modules  # the imported name may be a module
         if found is None or not (use.method or use.keyword):
             return found is not None
         module, node = found
         if use.method and not isinstance(node, ast.ClassDef):
-            return None  # what a function returns is not known
+            return None  # the type that a function returns is unknown
         if use.method:
             members = self.members(module, node)
             if use.method not in members:
@@ -140,7 +140,7 @@ class Library:
         return _fits(self.parameters(module, node), use.keyword)
 
     def members(self, module: str, node: ast.stmt) -> dict[str, tuple[str, ast.AST]]:
-        """Return the methods and attributes of a class; OPEN stands for those of a base that is not read here."""
+        """Return the methods and attributes of a class; OPEN represents those of a base that can't be read."""
         found: dict[str, tuple[str, ast.AST]] = {}
         for where, line in reversed(list(self.line(module, node))):
             if line is None:
@@ -156,7 +156,7 @@ class Library:
         return found
 
     def line(self, module: str, node: ast.stmt) -> Iterator[tuple[str, ast.ClassDef | None]]:
-        """Yield a class and its bases, nearest first; None for a base that is not read here."""
+        """Yield a class and its bases, nearest first; None for a base that can't be read."""
         if not isinstance(node, ast.ClassDef):
             return
         yield module, node
@@ -171,13 +171,13 @@ class Library:
                 yield module, None
 
     def parameters(self, module: str, node: ast.stmt) -> Parameters:
-        """Return what a function or a class's constructor accepts; OPEN among them accepts anything."""
+        """Return the parameters of a function or a class's constructor; OPEN means that any name is accepted."""
         if isinstance(node, ast.FunctionDef):
             return _parameters(node)
         if not isinstance(node, ast.ClassDef):
             return frozenset({OPEN})
         line = [one for _, one in self.line(module, node)]
-        # The classes below one that `dataclass_transform` marks are made dataclasses too.
+        # Subclasses of a class that `dataclass_transform` marks are dataclasses too.
         marked = any(one is not None and _has_decorator(one, "dataclass_transform") for one in line)
         fields: set[str] = set()
         for one in line:
@@ -194,7 +194,7 @@ class Library:
 
 
 def _absolute(module: str, node: ast.ImportFrom, *, is_package: bool) -> str:
-    """Return the module that an import names, with the dots in front resolved."""
+    """Return the absolute name of an imported module, with leading dots resolved."""
     parts = module.split(".") if is_package else module.split(".")[:-1]
     above = parts[: len(parts) - node.level + 1] if node.level else []
     return ".".join([*above, *([node.module] if node.module else [])])

@@ -1,4 +1,4 @@
-"""Read what a trainer uses of its libraries: imports, arguments, methods and callback events."""
+"""Read a trainer's uses of its libraries: imports, arguments, methods and callback events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# Packages whose signatures the trainers depend on. The others are only imported, or by a library.
+# Packages whose signatures the trainers depend on. The trainers only import the others, or a library does.
 READ = ("transformers", "trl", "peft", "datasets", "accelerate", "huggingface-hub", "sentence-transformers",
         "safetensors", "albumentations", "torchmetrics")  # fmt: skip
 MODULES = {name.replace("-", "_"): name for name in READ}
@@ -14,7 +14,7 @@ MODULES = {name.replace("-", "_"): name for name in READ}
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """One thing that a trainer needs of a library: a name, or one argument or method of it."""
+    """One use of a library by a trainer: a name, or one argument or method of it."""
 
     module: str
     name: str
@@ -22,13 +22,13 @@ class Use:
     keyword: str = ""
 
     def __str__(self) -> str:
-        """Return the use as it is written in a script."""
+        """Return the use as a script writes it."""
         whole = f"{self.module}.{self.name}{f'.{self.method}' if self.method else ''}"
         return f"{whole}({self.keyword}=)" if self.keyword else whole
 
 
 def uses_of(tree: ast.Module) -> set[Use]:
-    """Return what one script uses of the libraries."""
+    """Return one script's uses of the libraries."""
     imported: dict[str, Use] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in MODULES:
@@ -66,7 +66,7 @@ def _called(
 
 
 def _keywords(call: ast.Call, around: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """Yield a call's keywords, those in a mapping that a function here returns or fills included."""
+    """Yield a call's keywords, including those in a mapping that a function of the script returns or fills."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg
@@ -106,7 +106,7 @@ def _literal_keys(value: ast.expr | None) -> Iterator[str]:
 
 
 def _of_the_trainer(tree: ast.Module) -> Iterator[Use]:
-    """Yield the methods of the Trainer that a script calls or replaces, and the events that its callbacks answer."""
+    """Yield the methods of the Trainer that a script calls or replaces, and the events that its callbacks handle."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="trainer"), attr=name):

@@ -17,14 +17,14 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
 # ]
 # ///
-"""Go on pre-training a language model on plain texts (CPT).
+"""Continue pre-training a language model on plain texts (CPT).
 
 Rows: `text`. Texts are joined and cut into blocks of max_length tokens, so no row is too long.
 
     uv run cpt.py --model Qwen/Qwen3-0.6B --dataset texts.parquet --steps 2000
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys

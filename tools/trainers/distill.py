@@ -17,14 +17,14 @@
 #   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
 # ]
 # ///
-"""Distil a large language model into a small one on the small one's own answers.
+"""Distil a large language model (the teacher) into a small one (the student), on the student's answers.
 
-Rows: `prompt`. The teacher judges each token of the student's answers; both need the same tokenizer.
+Rows: `prompt`. The teacher scores each token of the student's answers; both need the same tokenizer.
 
     uv run distill.py --model Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset questions.jsonl --steps 200
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys
@@ -53,14 +53,14 @@ class DistillSettings(GeneratingSettings):
     beta: float = option(1.0, "0: forward KL, 1: reverse KL, between: a mixture", least=0, most=1)
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         super().check()
         if not self.teacher:
             raise Stop(Exit.CONFIG, "teacher is not set", "pass --teacher ID_OR_FOLDER")
 
 
 def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
-    """Raise Stop where the teacher's tokens are not the student's."""
+    """Raise Stop if the teacher's vocabulary is not the student's."""
     from transformers import AutoTokenizer
 
     try:

@@ -24,7 +24,7 @@ Rows: `prompt`, and the columns that the rewards read, such as `answer`.
     uv run grpo.py --model Qwen/Qwen3-0.6B --dataset questions.jsonl --reward answer --steps 200
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.13,<2.16",  # arrays, GPU
-#   "torchvision>=0.28,<0.31",  # what models of pictures import; pinned to its torch
+#   "torchvision>=0.28,<0.31",  # imported by vision models; pinned to its torch
 #   "transformers>=5.23,<6",  # model, processor, Trainer
 #   "datasets>=5.2,<6",  # Hub, folders, parquet
 #   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
@@ -17,7 +17,7 @@
 #   "trackio>=0.20,<1",  # curves in a browser
 # ]
 # ///
-"""Fine-tune a model that says which class a picture belongs to.
+"""Fine-tune an image-classification model.
 
 Rows: `image` (pictures, or paths that start in the folder of the file) + `label` (numbers or names). A folder with
 one subfolder for each class works too.
@@ -25,7 +25,7 @@ one subfolder for each class works too.
     uv run image_classification.py --model google/vit-base-patch16-224 --dataset pictures --epochs 3
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys
@@ -63,7 +63,7 @@ class ClassificationSettings(PictureSettings):
 
 
 def accuracy(prediction: Any) -> dict[str, float]:
-    """Return the share of right answers, and the mean over the classes of each one's share."""
+    """Return the accuracy, and the mean of the accuracies of the classes."""
     import numpy as np
 
     said, true = prediction.predictions.argmax(-1), prediction.label_ids

@@ -5,8 +5,8 @@
 #   "transformers>=5.23,<6",  # model, tokenizer; the converter reads them too
 #   "peft>=0.21,<1",  # adapters and their merge
 #   "accelerate>=1.15,<2",  # loading large models
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "gguf>=0.19,<1",  # reading every file that was written
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "gguf>=0.19,<1",  # reads every written file back
 #   "numpy>=2,<3",  # tensors of GGUF
 #   "sentencepiece>=0.2,<1",  # tokenizers that the converter reads; without it the conversion fails silently
 #   "protobuf>=5,<8",  # the same tokenizers
@@ -17,8 +17,8 @@
 # ///
 """Merge an adapter into its base model, and write GGUF files for llama.cpp.
 
-llama.cpp is built with CMake for the CPU, which needs no GPU and works in every image; `--llama-cpp FOLDER` takes a
-source tree, with a build or without. Every file is read back: its tensors, and whether each got the type asked for.
+llama.cpp is built with CMake for the CPU, which needs no GPU and works in every image; `--llama-cpp FOLDER` uses an
+existing source tree, with or without a build. Every file is read back to check its tensors and their types.
 
     uv run merge_and_gguf.py --model out/final --types Q4_K_M,Q8_0
 
@@ -42,7 +42,7 @@ from trainers.common.settings import Checked, option, read_settings
 from trainers.common.smoke import MODEL, Smoke, with_inputs
 from trainers.common.smoke_text import write_language_model
 
-SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp, with converter and build files
+SOURCE = "llama-cpp-python==0.3.36"  # its source archive contains llama.cpp with the converter and the build files
 TYPES = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS")
 BLOCK = 256
 CLAIM = "conversion.json"
@@ -63,7 +63,7 @@ class GgufSettings(Checked):
     base: str = option("", "base model of an adapter; empty: the one that its config names")
     out: str = option("out", "output folder")
     types: str = option("Q4_K_M,Q8_0", "GGUF types, comma-separated")
-    fallback: bool = option(False, "accept tensors of another type where the model's sizes rule out the one asked")
+    fallback: bool = option(False, "accept tensors of another type if the model's sizes don't allow the requested one")
     llama_cpp: str = option("", "folder with llama.cpp's source; empty: download it")
     llama_cpp_build: str = option("", "folder for its build; empty: build-cpu below its source")
     pre_tokenizer: str = option("", "pre-tokenizer of llama.cpp for a tokenizer that it doesn't know, such as gpt-2")
@@ -71,7 +71,7 @@ class GgufSettings(Checked):
     hub_model_id: str = option("", "Hub repo to push the files to, owner/name; needs HF_TOKEN")
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         if not self.model:
             raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
         for kind in self.kinds():
@@ -81,15 +81,15 @@ class GgufSettings(Checked):
             raise Stop(Exit.ENVIRONMENT, "hub_model_id is set and HF_TOKEN is not", "pass HF_TOKEN as a secret")
 
     def kinds(self) -> list[str]:
-        """Return the types asked for."""
+        """Return the requested types."""
         return [kind.strip().upper() for kind in self.types.split(",") if kind.strip()]
 
 
 def call(words: list[str], what: str, **more: Any) -> str:
-    """Run a program and return what it printed.
+    """Run a program and return its output.
 
     Raises:
-        Stop: it is missing or failed; its last lines are printed first.
+        Stop: the program is missing or failed; its last lines are printed first.
 
     """
     say(f"{what}: {' '.join(words[:6])}")
@@ -106,7 +106,7 @@ def call(words: list[str], what: str, **more: Any) -> str:
 
 
 def need_programs() -> None:
-    """Install the programs that a build needs where this process may; else raise Stop."""
+    """Install the programs that a build needs if this process is permitted to; else raise Stop."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return
@@ -134,7 +134,7 @@ def download() -> Path:
 
 
 def tools(settings: GgufSettings, needs_quantize: bool) -> tuple[Path, Path]:
-    """Return llama.cpp's source and its quantizer, built where that is missing."""
+    """Return llama.cpp's source and its quantizer, built if it is missing."""
     source = Path(settings.llama_cpp) if settings.llama_cpp else download()
     if not (source / "convert_hf_to_gguf.py").exists():
         raise Stop(Exit.CONFIG, f"{source} does not contain convert_hf_to_gguf.py", "correct --llama-cpp")
@@ -149,10 +149,10 @@ def tools(settings: GgufSettings, needs_quantize: bool) -> tuple[Path, Path]:
 
 
 def claim_output(settings: GgufSettings) -> None:
-    """Make the output folder this conversion's.
+    """Claim the output folder for this conversion.
 
     Raises:
-        Stop: it contains the files of another model, or can't be written.
+        Stop: the folder contains the files of another model, or can't be written.
 
     """
     out = Path(settings.out)
@@ -170,7 +170,7 @@ def claim_output(settings: GgufSettings) -> None:
 
 
 def merged(settings: GgufSettings) -> Path:
-    """Write the whole model, the adapter merged into its base, and return its folder."""
+    """Write the complete model, with the adapter merged into its base, and return its folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -197,7 +197,7 @@ def merged(settings: GgufSettings) -> Path:
     if k_types and size % BLOCK and not settings.fallback:
         message = f"{', '.join(k_types)} need sizes in multiples of {BLOCK}; hidden_size is {size}"
         raise Stop(Exit.DATA, message, "choose Q8_0 or Q4_0, or pass --fallback")
-    # The merged model, the F16 file and one of each type, each of them of 2 bytes a parameter at most.
+    # The merged model, the F16 file and one file of each type, each of at most 2 bytes a parameter.
     needed = 2 * sum(p.numel() for p in model.parameters()) * (2 + len(settings.kinds()))
     if (free := shutil.disk_usage(out).free) < needed:
         message = f"{out} has {free / 1e9:.1f} GB free; the merged model and its files need {needed / 1e9:.1f} GB"
@@ -210,10 +210,10 @@ def merged(settings: GgufSettings) -> Path:
 
 
 def proven(path: Path) -> dict[str, Any]:
-    """Return what a GGUF file contains, read to its last tensor.
+    """Return the name, size and tensor types of a GGUF file, read to its last tensor.
 
     Raises:
-        Stop: it is cut, or has no tensors.
+        Stop: the file is truncated, or has no tensors.
 
     """
     import numpy as np
@@ -236,11 +236,11 @@ def proven(path: Path) -> dict[str, Any]:
 
 
 def written(settings: GgufSettings, folder: Path) -> list[dict[str, Any]]:
-    """Write a file for each type, and return what each contains."""
+    """Write a file for each type, and return the name, size and tensor types of each."""
     out, kinds = Path(settings.out) / "gguf", settings.kinds()
     out.mkdir(parents=True, exist_ok=True)
     for cut in out.glob("*.part"):
-        cut.unlink()  # an earlier start was killed while it wrote this
+        cut.unlink()  # left by an earlier run that was killed
     source, quantize = tools(settings, bool(set(kinds) - {"F16", "BF16"}))
     name = Path(settings.model).resolve().name if Path(settings.model).exists() else settings.model.split("/")[-1]
     first = out / f"{name}-F16.gguf"
@@ -282,7 +282,7 @@ def publish(settings: GgufSettings) -> None:
 
 
 def write_adapter(folder: Path) -> None:
-    """Save the random model of a smoke run, and an adapter of it."""
+    """Save the random model of a smoke run and an adapter for it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -292,12 +292,12 @@ def write_adapter(folder: Path) -> None:
     AutoTokenizer.from_pretrained(folder / MODEL).save_pretrained(folder / "adapter")
 
 
-# F16 needs llama.cpp's source and not its build, which takes minutes.
+# F16 needs only llama.cpp's source; a build takes minutes.
 SMOKE = ("--model", "{}/adapter", "--base", f"{{}}/{MODEL}", "--types", "F16", "--pre-tokenizer", "gpt-2")
 
 
 def main() -> int:
-    """Merge, convert, prove; return the exit code."""
+    """Merge, convert and verify; return the exit code."""
     try:
         words = with_inputs(GgufSettings, sys.argv[1:], Smoke(write_adapter, SMOKE, trains=False))
         settings = read_settings(GgufSettings, words)
@@ -310,7 +310,7 @@ def main() -> int:
         complain(stop)
         return int(stop.code)
     except OSError as error:
-        stop = Stop(Exit.ENVIRONMENT, f"{settings.out} can't be written: {error.strerror or error}", "look at the disk")
+        stop = Stop(Exit.ENVIRONMENT, f"{settings.out} can't be written: {error.strerror or error}", "check the disk")
         complain(stop)
         return int(stop.code)
     say(f"completed: {len(files)} files in {settings.out}/gguf")

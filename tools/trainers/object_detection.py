@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.13,<2.16",  # arrays, GPU
-#   "torchvision>=0.28,<0.31",  # what models of pictures import; pinned to its torch
+#   "torchvision>=0.28,<0.31",  # imported by vision models; pinned to its torch
 #   "transformers>=5.23,<6",  # model, processor, Trainer
 #   "datasets>=5.2,<6",  # Hub, folders, parquet
 #   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
@@ -19,7 +19,7 @@
 #   "numpy>=2,<3",  # boxes
 # ]
 # ///
-"""Fine-tune a model that finds objects in pictures.
+"""Fine-tune an object-detection model.
 
 Rows: `image` + `objects` with `bbox` (x, y, width, height in pixels) and `category` (numbers or names). A COCO folder
 works too: pictures beside one *annotations*.json. Mean average precision is computed with pycocotools.
@@ -27,7 +27,7 @@ works too: pictures beside one *annotations*.json. Mean average precision is com
     uv run object_detection.py --model PekingU/rtdetr_v2_r18vd --dataset pictures --epochs 10
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class DetectionSettings(PictureSettings):
 
 
 def categories(rows: Any) -> list[Any]:
-    """Return the category of every object, whatever the field is called."""
+    """Return the category of every object. The field is called `category` or `categories`."""
     first = rows[0]["objects"]
     name = "category" if "category" in first else "categories" if "categories" in first else ""
     if "bbox" not in first or not name:
@@ -101,7 +101,7 @@ def check_boxes(settings: DetectionSettings, rows: Any, source: str) -> None:
 def precision(truth: list[dict[str, Any]], found: list[dict[str, Any]], names: list[str]) -> dict[str, float]:
     """Return mean average precision and recall of COCO.
 
-    `truth` and `found` have an entry for each object: image_id, category_id, bbox, and a score for what was found.
+    `truth` and `found` have an entry for each object: image_id, category_id, bbox and, in `found`, a score.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -147,7 +147,7 @@ def judge(
 ) -> dict[str, float]:
     """Return the precision over the batches of an evaluation, in the order of the rows.
 
-    The labels that come with a prediction are not read: where the last batch is smaller, accelerate cuts each of
+    The labels of the prediction are not used: if the last batch is smaller than the others, accelerate cuts each of
     their tensors to its size.
     """
     import torch
@@ -178,7 +178,7 @@ def true_objects(rows: Any, names: list[str], field: str) -> tuple[list[dict[str
 
 
 def outputs(values: Any, labels: Any) -> Any:
-    """Return the logits and the boxes among what a detection model returns."""
+    """Return the logits and the boxes among the outputs of a detection model."""
     tensors = [v for v in values if getattr(v, "ndim", 0) == 3]
     boxes = next(n for n, v in enumerate(tensors) if v.shape[-1] == 4 and n)
     return tensors[boxes - 1], tensors[boxes]

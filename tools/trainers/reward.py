@@ -24,7 +24,7 @@ Rows: `chosen` + `rejected`, with or without `prompt`. The model gets a head wit
     uv run reward.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys

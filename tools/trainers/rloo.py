@@ -19,13 +19,13 @@
 # ///
 """Improve a language model by reinforcement learning from a reward model or function (RLOO).
 
-Rows: `prompt`, and the columns that the rewards read. This is today's RLHF: TRL 1.16 has no PPO any more, and
-REINFORCE with a leave-one-out baseline takes its place. Train the reward model with reward.py.
+Rows: `prompt`, and the columns that the rewards read. Use this method for RLHF: TRL 1.16 has removed PPO, and
+REINFORCE with a leave-one-out baseline replaces it. Train the reward model with reward.py.
 
     uv run rloo.py --model Qwen/Qwen3-0.6B --dataset questions.jsonl --reward answer --steps 200
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys

@@ -15,15 +15,15 @@
 #   "trackio>=0.20,<1",  # curves in a browser
 # ]
 # ///
-"""Fine-tune a model that turns texts into vectors for search and comparison.
+"""Fine-tune a sentence-embedding model for search and comparison.
 
 Rows: `anchor` + `positive`, with or without `negative`; or `sentence1` + `sentence2` + `score` (from 0 to 1). With
-pairs, the other rows of micro_batch serve as wrong answers: the more rows at a time, the better.
+pairs, the other rows of the micro-batch serve as negatives: a larger micro_batch trains better.
 
     uv run sentence_embedding.py --model sentence-transformers/all-MiniLM-L6-v2 --dataset pairs.jsonl --steps 500
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys
@@ -53,7 +53,7 @@ class EmbeddingSettings(Settings):
 
 
 def check(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row that isn't texts, or whose score is not from 0 to 1."""
+    """Raise Stop at the first row with a value that is not text, or a score that is not from 0 to 1."""
     for index in sample(rows):
         for name in names:
             value = rows[index][name]
@@ -70,7 +70,7 @@ def check(rows: Any, source: str, names: set[str]) -> None:
 
 
 def check_lengths(settings: EmbeddingSettings, tokenizer: Any, data: Data) -> None:
-    """Refuse texts that are longer than max_length, unless they may be cut."""
+    """Raise Stop if a text is longer than max_length, unless too_long is truncate."""
     names = [n for n in data.train.column_names if n != "score"]
     rows = [data.train[i] for i in sample(data.train)]
     most = max(len(tokenizer(row[name])["input_ids"]) for row in rows for name in names)

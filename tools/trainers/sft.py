@@ -19,12 +19,13 @@
 # ///
 """Fine-tune a language model on conversations, prompts with completions, or texts (SFT).
 
-Rows: `messages`, or `prompt` + `completion`, or `text`; ShareGPT and Alpaca rows are converted. `tools` go along.
+Rows: `messages`, or `prompt` + `completion`, or `text`, each with or without `tools`. ShareGPT and Alpaca rows are
+converted.
 
     uv run sft.py --model Qwen/Qwen3-0.6B --dataset data.jsonl --steps 500
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import sys

@@ -3,9 +3,9 @@
 dstack's Python package is not used. Its client sets no time limit, repeats a request after a lost connection, even one
 that starts a run, and reserves ports and opens SSH tunnels on its own.
 
-Requests name no client version, so that the server answers in its newest form. A server older than `OLDEST` is
-refused, because its API differs. dstack returns an empty list for a project that the token can't read, so before an
-empty list is accepted, another request checks that the project is accessible.
+Requests omit the client version, so the server replies in its newest format. A server older than `OLDEST` is refused,
+because its API differs. dstack returns an empty list for a project that the token can't read, so before an empty list
+is accepted, another request checks that the project is accessible.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Plan(ResponseModel):
 
 
 class Provisioned(ResponseModel):
-    """The machine of a submission. `instance_id` is the id at the cloud."""
+    """The machine of a submission. `instance_id` is the cloud's id for the machine."""
 
     backend: str
     instance_id: str
@@ -123,7 +123,7 @@ class Run(ResponseModel):
 
     @property
     def attempt(self) -> int:
-        """Return the number of gpuwarden's attempt."""
+        """Return gpuwarden's attempt number."""
         text = self.tags.get(ATTEMPT, "1")
         return int(text) if re.fullmatch(r"[1-9]\d{0,5}", text) else 1
 
@@ -134,7 +134,7 @@ class Run(ResponseModel):
 
     @property
     def submissions(self) -> tuple[Submission, ...]:
-        """Return the starts of the run's one job, oldest first."""
+        """Return the starts of the run's only job, oldest first."""
         return self.jobs[0].job_submissions if self.jobs else ()
 
     @property
@@ -196,7 +196,7 @@ class _User(ResponseModel):
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     """Return the error for a refusal that has a code of dstack."""
     if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
-        return NotFound(f"dstack has no such thing: {said}")
+        return NotFound(f"dstack did not find it: {said}")
     if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
         return NotFound("the dstack server has no such project", "Run `dstack project list` for the names.")
     if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
@@ -275,7 +275,7 @@ class DstackServer:
                 raise
             return None
         if body not in ({"run_name": run.run_spec.run_name}, {"id": run.id}):
-            raise BadReply("dstack answered with another run than the requested one", "Try again.")
+            raise BadReply("dstack returned a different run than requested", "Try again.")
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
@@ -304,7 +304,7 @@ class DstackServer:
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
     async def stop(self, project: str, name: str, *, abort: bool) -> None:
-        """Request the end of a run. dstack's reply is empty, even for a run that it does not have."""
+        """Request a stop of a run. dstack's reply is empty, even for a run that does not exist."""
         body = {"runs_names": [name], "abort": abort}
         await self._ask(f"/api/project/{project}/runs/stop", type(None), body)
 
@@ -325,14 +325,14 @@ class DstackServer:
 
 
 def _told(answer: Answer[T]) -> T:
-    """Return the answer. Raises Unreachable if there was none, or if its form is unknown."""
+    """Return the reply. Raises Unreachable without a reply, or for one in an unknown format."""
     if isinstance(answer, Known):
         return answer.value
     raise Unreachable(answer.why, "The request may have been carried out; the next call checks.")
 
 
 def epoch(text: str | None) -> float | None:
-    """Convert a time of dstack to seconds since the epoch; None if it is not a valid time."""
+    """Convert a time from dstack to seconds since the epoch; None if it is not a valid time."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError):

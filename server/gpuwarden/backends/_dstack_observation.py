@@ -22,7 +22,7 @@ _REASONS: Final[dict[str, tuple[Job, Code]]] = {
     "terminated_by_user": (Job.CANCELED, Code.STOPPED),
     "aborted_by_user": (Job.CANCELED, Code.STOPPED),
 }
-"""State and reason by dstack's reason for the end of the newest start; any other reason is a failure with a message."""
+"""State and reason for each termination reason of dstack's newest start. Any other one is a failure with a message."""
 _BILLS: Final = frozenset({"provisioning", "pulling", "running", "terminating"})
 """States of a start in which its machine exists."""
 
@@ -66,7 +66,7 @@ def observation(run: Run) -> Observation:
 
 
 def _end(run: Run, said: str) -> tuple[Job, Reason]:
-    """Return the end of a run. If it was stopped while it failed, the reason of the failure remains."""
+    """Return the observation of an ended run. If it was stopped while it failed, the reason of the failure remains."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:

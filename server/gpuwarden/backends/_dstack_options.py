@@ -15,7 +15,7 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.shell_quote import quote
 
 MOST_PRICE: Final = "max-price"
-"""The key of a place's environment with the checked price: a run accepts no more expensive offer."""
+"""The key in `Place.environment` for the price that was checked: a run accepts no offer above this price."""
 LEAST_WINDOW_S: Final = 300
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$")]
 _Words = Annotated[tuple[_Word, ...], Field(max_length=32)]
@@ -51,7 +51,7 @@ def read_options(options: object) -> DstackOptions:
         first = error.errors()[0]
         where = ".".join(("options", *map(str, first["loc"])))
         raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"dstack takes {', '.join(DstackOptions.model_fields)}."
+            f"{line(where, 80)}: {first['msg']}", f"dstack accepts {', '.join(DstackOptions.model_fields)}."
         ) from None
 
 
@@ -66,7 +66,7 @@ def project_of(platform: str) -> str:
     """Return the project in a platform's name. Raises BadRequest for one that dstack would not allow."""
     project = platform.partition("/")[2]
     if re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,49}", project) is None:
-        raise BadRequest(f"{line(platform, 80)} names no project of dstack", "Write dstack/PROJECT.")
+        raise BadRequest(f"{line(platform, 80)} does not name a valid dstack project", "Write dstack/PROJECT.")
     return project
 
 

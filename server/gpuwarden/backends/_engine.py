@@ -17,10 +17,13 @@ from gpuwarden.core.sanitize import line
 
 
 class EngineBackend(RunnerBackend):
-    """Files and verbs through `files`. Subclasses supply it and `listed`, and start, observe and stop jobs."""
+    """Runs verbs and transfers files through the backend `files`.
+
+    Subclasses supply `files` and `listed`, and start, observe and stop jobs.
+    """
 
     def files(self, place: Place) -> LocalBackend | SshBackend:
-        """Return the backend of the host that has access to a place's run folders."""
+        """Return the backend of the host that has access to a target's run folders."""
         raise NotImplementedError
 
     async def listed(self, handle: Handle) -> Answer[bool]:

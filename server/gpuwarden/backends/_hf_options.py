@@ -54,7 +54,7 @@ class Volume(Frozen):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the volume in the form of the Hub's API."""
+        """Return the volume in the format of the Hub's API."""
         body: dict[str, Any] = {"type": self.type, "source": self.source, "mountPath": self.mount}
         body |= {"readOnly": not self.writable}
         body |= {"path": self.path} if self.path else {}
@@ -101,7 +101,7 @@ class HfJobsOptions(Frozen):
         mounts = sorted(f"{Volume.parse(text).mount}/" for text in texts)
         for one, other in pairwise(mounts):
             if other.startswith(one):
-                raise ValueError(f"{other} is mounted below {one}; volumes can't be nested")
+                raise ValueError(f"{other} is mounted inside {one}; volumes can't be nested")
         return texts
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ def read_options(spec: JobSpec) -> HfJobsOptions:
         where = ".".join(("options", *map(str, first["loc"])))
         said = first["msg"].removeprefix("Value error, ")
         raise BadRequest(
-            f"{line(where, 80)}: {said}", f"Hugging Face Jobs take {', '.join(HfJobsOptions.model_fields)}."
+            f"{line(where, 80)}: {said}", f"Hugging Face Jobs accept {', '.join(HfJobsOptions.model_fields)}."
         ) from None
 
 

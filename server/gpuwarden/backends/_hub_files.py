@@ -1,4 +1,4 @@
-"""A job's files on the Hub: those of a repo or of a bucket, addressed below `/hub` as if the Hub were mounted there."""
+"""List and read a job's files in repos and buckets, addressed under `/hub` as if the Hub were mounted there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HubFiles:
             if item.get("type") != "file":
                 continue
             if not isinstance(name, str) or not isinstance(size, int) or not isinstance(xet, str):
-                raise BadReply(f"the Hub listed a file of {bucket} in an unknown form", "Try again.")
+                raise BadReply(f"the Hub listed a file of {bucket} in an unknown format", "Try again.")
             if not _inside(name, inner):
                 continue
             full = f"/hub/{kind}/{bucket}/{name}"
@@ -118,7 +118,7 @@ async def download(hub: HubClient, path: str, offset: int) -> AsyncIterator[byte
     """Stream one file of a repo or bucket."""
     where = HUB_PATH.fullmatch(path)
     if where is None or not where[3]:
-        raise NotFound(f"{path} is not a file on the Hub", "Only paths below /hub can be read after a job's end.")
+        raise NotFound(f"{path} is not a file on the Hub", "Only paths under /hub can be read after a job's end.")
     root = "" if where[1] == "models" else f"/{where[1]}"
     revision = "" if where[1] == "buckets" else "/main"
     url = f"{root}/{where[2]}/resolve{revision}/{quote(where[3])}"

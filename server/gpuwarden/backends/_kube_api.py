@@ -1,6 +1,6 @@
 """Call a cluster's API server with the official client, in the namespace of the context. Blocking.
 
-Replies are read as plain JSON. A list of another kind raises BadReply and is never taken for an empty list.
+Replies are read as plain JSON. A list of another kind raises BadReply and is never treated as an empty list.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class KubeApi:
         return client.ApiClient(configuration), str(found["context"].get("namespace") or "default")
 
     def close(self) -> None:
-        """Close the connections that were made."""
+        """Close all connections."""
         if "_configured" in self.__dict__:
             self._configured[0].rest_client.pool_manager.clear()
 
@@ -98,7 +98,7 @@ class KubeApi:
         status = status if isinstance(status, dict) and found.get("kind") == kind else {}
         rules = status.get("resourceRules")
         if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-            raise BadReply(f"the cluster {self.context} lists rights in an unknown form", "Try again.")
+            raise BadReply(f"the cluster {self.context} lists rights in an unknown format", "Try again.")
         if status.get("incomplete"):
             return []
         return [
@@ -170,7 +170,7 @@ class KubeApi:
         return self._call(ways[kind](), kind, namespace=self.namespace, body=dict(body), **extra)
 
     def delete_job(self, name: str, uid: str) -> None:
-        """Delete the job with this uid and its pods, which end with their grace."""
+        """Delete the job with this uid and its pods. The pods get their grace period."""
         self._delete(self.batch.delete_namespaced_job, name, uid)
 
     def delete_pod(self, name: str, uid: str) -> None:
@@ -194,7 +194,7 @@ class KubeApi:
             raise ConnectionError(f"the pod {pod} did not start the command: {line(error, 300)}") from error
         if opened.subprotocol != EXEC_PROTOCOL:
             opened.close()
-            raise NotSupported("the cluster can't end a command's input", "gpuwarden needs Kubernetes 1.30 or newer.")
+            raise NotSupported("the cluster can't close a command's stdin", "gpuwarden needs Kubernetes 1.30 or newer.")
         return opened
 
     # -------------------------------------------------------------------------------------------------------- calls
@@ -207,7 +207,7 @@ class KubeApi:
             page = self._call(ask, kind, namespace=self.namespace, label_selector=selector, limit=PAGE, **more)
             items, about = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(about, dict) or not all(map(_is_object, items)):
-                raise BadReply(f"the cluster's {kind} has an unknown form", "It was ignored; try again.")
+                raise BadReply(f"the cluster's {kind} has an unknown format", "It was ignored; try again.")
             rows += items
             if not about.get("continue"):
                 return rows
@@ -275,7 +275,7 @@ def part_of(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a part of an object, {} if it is absent. Raises BadReply for a part of another type."""
     found = whole.get(key)
     if found is not None and not isinstance(found, dict):
-        raise BadReply(f"the cluster's {key} has an unknown form", "It was ignored; try again.")
+        raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
     return found or {}
 
 
@@ -283,7 +283,7 @@ def rows_in(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the rows of a part of an object, [] if it is absent. Raises BadReply for rows of another type."""
     found = whole.get(key)
     if found is not None and not (isinstance(found, list) and all(isinstance(row, dict) for row in found)):
-        raise BadReply(f"the cluster's {key} has an unknown form", "It was ignored; try again.")
+        raise BadReply(f"the cluster's {key} has an unknown format", "It was ignored; try again.")
     return found or []
 
 

@@ -1,6 +1,6 @@
 """Build an array of jobs as one Indexed Job: each index is one task, with its own run folder and its own secrets.
 
-An annotation has the tasks, in the order of their indexes. A pod gets its index from the job controller and looks up
+An annotation lists the tasks in the order of their indexes. A pod gets its index from the job controller and looks up
 its folder in the container's arguments. An interrupted index gets another pod; an index that failed or was canceled
 ends without affecting the others.
 """
@@ -18,7 +18,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Handle
 
 MOST_TASKS: Final = 1_000
-"""More would not fit into one object of a cluster, which has each task's token, folder and secrets."""
+"""Maximum number of tasks: one object of the cluster must fit the token, folder and secrets of every task."""
 MOST_SECRETS: Final = 900_000
 TASKS: Final = "gpuwarden.dev/tasks"
 ORDER: Final = "/var/run/gpuwarden/order"

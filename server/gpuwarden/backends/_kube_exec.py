@@ -1,4 +1,4 @@
-"""Run commands in a pod behind the interface of `remote.ssh.link`, so that files and runner work as on any machine.
+"""Run commands in a pod with the interface of `remote.ssh.link`, so that files and the runner work as on any machine.
 
 Each command has a WebSocket to the API server. Frames are read one at a time, so that a large file never accumulates
 in memory.
@@ -147,7 +147,7 @@ def claim_uid(pin: str | None) -> str:
 
 
 class PodConnection:
-    """A ready pod for a claim's files, which is created if necessary."""
+    """A ready pod for a claim's files. The pod is created if necessary."""
 
     def __init__(self, api: KubeApi, mount: str, pin: str | None) -> None:
         claim = api.claim(claim_uid(pin))
@@ -194,7 +194,7 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
             continue
         about, status = pod["metadata"], part_of(pod, "status")
         if part_of(about, "annotations").get(manifests.RUN_DIR) != mount:
-            raise Conflict(f"the pod {name} is for another folder than {mount}", "Delete it, then try again.")
+            raise Conflict(f"the pod {name} mounts another folder than {mount}", "Delete it, then try again.")
         if status.get("phase") == "Running":
             return name
         if str(status.get("phase")) in {"Succeeded", "Failed"}:

@@ -1,4 +1,4 @@
-"""Derive from the name of a public image whether it has Python, its version, and its packages.
+"""Derive the Python version and the packages of a public image from its name.
 
 No image is downloaded. Known names are those of Docker Hub's official images, and of images whose tags are versions;
 all other images are unknown.

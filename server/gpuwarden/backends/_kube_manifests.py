@@ -1,6 +1,7 @@
 """Build the objects that gpuwarden creates in a cluster: a job, its secret, and the pod for the claim's files.
 
-An object's name contains the token. Its annotations repeat token and run folder, since another tool can use the name.
+An object's name contains the token. Its annotations repeat the token and the run folder, because another tool may use
+the same name.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _resources(spec: JobSpec) -> Manifest:
 
 
 def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manifest:
-    """Return the secret of a job, which the cluster deletes with it."""
+    """Return the secret of a job. The cluster deletes the secret together with the job."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
     return {
         "apiVersion": "v1",
@@ -185,7 +186,7 @@ def secret_manifest(job: Mapping[str, Any], orders: Mapping[str, str]) -> Manife
 
 
 def files_manifest(claim: Mapping[str, Any], mount: str) -> Manifest:
-    """Return the pod for the claim's files. It requests few resources, and ends on its own."""
+    """Return the pod for the claim's files. It requests few resources, and exits by itself."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -55,7 +55,7 @@ def read_options(spec: JobSpec) -> KubernetesOptions:
         first = error.errors()[0]
         where = ".".join(("options", *map(str, first["loc"])))
         raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Kubernetes takes {', '.join(KubernetesOptions.model_fields)}."
+            f"{line(where, 80)}: {first['msg']}", f"Kubernetes accepts {', '.join(KubernetesOptions.model_fields)}."
         ) from None
 
 

@@ -69,7 +69,7 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
             yield _Task(str(token), str(run_dir), int(attempt), index)
     except (ValueError, TypeError, RecursionError) as error:
         name = line(job["metadata"]["name"])
-        raise BadReply(f"the array {name} lists its tasks in an unknown form", "It was ignored; try again.") from error
+        raise BadReply(f"the array {name} lists tasks in an unknown format", "It was ignored; try again.") from error
 
 
 def rows_of(
@@ -107,7 +107,7 @@ def indexes(text: object) -> frozenset[int]:
     for part in str(text or "").split(",") if text else ():
         ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
         if ends is None or int(ends[2] or ends[1]) > MOST_TASKS:
-            raise BadReply("the cluster lists indexes in an unknown form", "The list was ignored; try again.")
+            raise BadReply("the cluster lists indexes in an unknown format", "The list was ignored; try again.")
         found.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     return frozenset(found)
 

@@ -1,7 +1,7 @@
 """Call a Ray cluster through the Jobs API of its dashboard, and parse its answers.
 
 Uses the HTTP client that gpuwarden already has: Ray's own client has 380 MB, must match the cluster's version, and
-sends the same six requests. A list in an unknown form is never taken for an empty one.
+sends the same six requests. A list in an unknown format is never taken for an empty one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def is_here(host: str) -> bool:
     """Return whether a host is this machine: one of its addresses can be bound. False if it has no address."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # the latter for a name that DNS can't have
+    except (OSError, UnicodeError):  # UnicodeError: an invalid DNS name
         return False
     for family, kind, protocol, _, where in found:
         try:
@@ -99,7 +99,7 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
     url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}{path}"
     headers = {"Accept": "application/json"}
     if (token := os.environ.get("RAY_AUTH_TOKEN")) and (secure or host in LOOPBACK):
-        headers["Authorization"] = f"Bearer {token}"  # never in clear text over a network
+        headers["Authorization"] = f"Bearer {token}"  # never send the token unencrypted over a network
     raw = bytearray()
     try:
         with anyio.fail_after(REPLY_S):
@@ -138,9 +138,9 @@ def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Ro
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
     if status != 200 or not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise BadReply("Ray's list of jobs has an unknown form", "Check that Ray's dashboard answers at this address.")
+        raise BadReply("Ray's job list has an unknown format", "Check that Ray's dashboard answers at this address.")
     if not all(row.get("type") == "DRIVER" or isinstance(row.get("submission_id"), str) for row in found):
-        raise BadReply("Ray lists jobs in an unknown form", "The list was ignored; try again.")
+        raise BadReply("Ray lists jobs in an unknown format", "The list was ignored; try again.")
     rows: dict[str, Row] = {}
     for raw in found:
         marks = raw.get("metadata")
@@ -160,7 +160,7 @@ def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Ro
 def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
     state = _STATES.get(str(raw.get("status")))
     if state is None:
-        raise BadReply("Ray lists one of gpuwarden's jobs in an unknown form", "The list was ignored; try again.")
+        raise BadReply("Ray lists one of gpuwarden's jobs in an unknown format", "The list was ignored; try again.")
     error, code = str(raw.get("error_type") or ""), raw.get("driver_exit_code")
     if state == "FAILED" and error in _TAKEN:
         state = "NODE_FAIL"
@@ -189,7 +189,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
 
 
 def last_line(text: object) -> str:
-    """Return the last line of Ray's text, which names the cause; a log or a traceback precedes it."""
+    """Return the last line of Ray's text. This line names the cause; a log or a traceback precedes it."""
     lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
     return line(lines[-1] if lines else "no reason given", 300)
 
@@ -210,8 +210,8 @@ def read_limits(
         raise NotSupported(
             f"Ray {line(number, 40)} is too old: gpuwarden needs its exit codes", "Use Ray 2.8 or newer."
         )
-    # If nothing adds nodes, Ray's monitor invents a type for each node. It reports some seconds after the start of the
-    # head, and KubeRay's monitor never does. Nothing else proves that no node will be added.
+    # Without an autoscaler, Ray's monitor makes up a type for each node. Only such a report proves that no node will be
+    # added. It appears some seconds after the start of the head, and never with KubeRay.
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
     made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
     queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)

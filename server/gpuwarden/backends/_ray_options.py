@@ -42,12 +42,12 @@ def read_options(spec: JobSpec) -> RayOptions:
         first = error.errors()[0]
         where = ".".join(("options", *map(str, first["loc"])))
         raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Ray takes {', '.join(RayOptions.model_fields)}."
+            f"{line(where, 80)}: {first['msg']}", f"Ray accepts {', '.join(RayOptions.model_fields)}."
         ) from None
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the request to Ray."""
+    """Return the resource request to Ray."""
     options = read_options(spec)
     return Asked(
         cpus=int(-(-options.cpus // 1)) if options.cpus else None,

@@ -40,7 +40,7 @@ SHORT = 1 << 20
 
 
 class RunnerBackend:
-    """The verbs that only need a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`.
+    """Implements the verbs that need only a way to call the runner. Subclasses supply `name`, `ask_lines`, `handle_of`.
 
     If an engine's machines share a file system with a reachable host, the engine's backend uses a subclass for the
     files on that host, and the engine starts the staged job: see `slurm`.
@@ -53,11 +53,11 @@ class RunnerBackend:
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb at the place and return its lines. Raises `Unreachable` after `silence_s` without a line."""
+        """Run one verb on the target and return its lines. Raises `Unreachable` after `silence_s` without a line."""
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token at a place. Raises a `WardenError` if the place can't be reached."""
+        """Return the handle of a token on a target. Raises a `WardenError` if the target can't be reached."""
         raise NotImplementedError
 
     async def stage(
@@ -69,7 +69,7 @@ class RunnerBackend:
     async def ask(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run one verb that returns one object. A refusal is raised as the error that it stands for."""
+        """Run one verb that returns one object. A refusal is raised as the corresponding exception."""
         lines = await self.ask_lines(place, verb, run_dir, request, silence_s=silence_s)
         if len(lines) != 1:
             raise BadReply(
@@ -93,7 +93,7 @@ class RunnerBackend:
         return Known(handle if launched else None)
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place with one call."""
+        """Observe all jobs of a target with one call."""
         if not handles:
             return {}
         jobs = await self._look(handles)
@@ -122,10 +122,10 @@ class RunnerBackend:
         try:
             return {name: SpoolPiece.model_validate(piece) for name, piece in reply["files"].items()}
         except (ValidationError, AttributeError, KeyError) as error:
-            raise BadReply("the runner's spool reply has an unknown form", "Try again.") from error
+            raise BadReply("the runner's spool reply has an unknown format", "Try again.") from error
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping of a place's absolute paths for the runner's requests."""
+        """Return the mapping of a target's absolute paths for the runner's requests."""
         return place.mapping
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
@@ -198,7 +198,7 @@ class MachineBackend(RunnerBackend):
         try:
             return {name: Printed.model_validate(reply["answers"][name]) for name in commands}
         except (ValidationError, KeyError, TypeError) as error:
-            raise BadReply("the runner's look reply has an unknown form", "Try again.") from error
+            raise BadReply("the runner's look reply has an unknown format", "Try again.") from error
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
 
 
 def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
-    """Return the shell script that unpacks the runner and the job's files, and becomes the runner.
+    """Return the shell script that unpacks the runner and the job's files, and executes the runner.
 
     Raises BadRequest for a script that is too long for it.
     """

@@ -16,7 +16,7 @@ from gpuwarden.core.errors import BadReply, NotSupported, Unreachable
 from gpuwarden.core.sanitize import line
 
 OLDEST: Final = (21, 8)
-"""The first version whose `squeue` answers in JSON."""
+"""The first version whose `squeue` supports JSON."""
 REQUEUE_S: Final = 120.0
 """Munge's credentials expire after two minutes by default; a requeued job can't start before."""
 SHORTEST_S: Final = 5.0
@@ -30,7 +30,10 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 
 
 def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
-    """Return the limits from the agent's answer. Raises a `WardenError` if it is missing, invalid or too old."""
+    """Return the limits from the agent's reply.
+
+    Raises a `WardenError` if the reply is missing or invalid, or Slurm is too old.
+    """
     pairs = (row.partition("=") for row in _text(found, "config").splitlines())
     config = {name.strip(): value.strip() for name, equals, value in pairs if equals}
     version = config.get("SLURM_VERSION", "")
@@ -85,7 +88,7 @@ class _Policy:
 
 
 def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, queues: Sequence[Queue]) -> _Policy:
-    """Read the accounts, QOS and limits for a job. `unread` names enforced ones that the cluster did not report."""
+    """Read the accounts, QOS and limits for a job. `unread` names enforced limits that the cluster did not report."""
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         return _Policy()
     enforced = set(re.findall(r"\w+", config.get("AccountingStorageEnforce", "none"))) - {"none", "null"}
@@ -121,7 +124,7 @@ def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Tabl
 
 
 def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
-    """Return which answers of the accounting are missing, and Slurm's error."""
+    """Return which queries of the accounting failed, and Slurm's error."""
     answers = (found.get(part) for part in silent)
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
@@ -130,7 +133,7 @@ def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:
-    """Return the rows of an answer of `sacctmgr`; None if it is missing or has another form."""
+    """Return the rows that `sacctmgr` printed; None if its output is missing or has another format."""
     rows = [row.split("|") for row in text.splitlines() if row.strip()] if text is not None else None
     return rows if rows is not None and all(len(row) == columns for row in rows) else None
 
@@ -139,7 +142,7 @@ def _text(found: Mapping[str, Any], part: str) -> str:
     """Return the output of a required command. Raises BadReply or Unreachable without one."""
     done = found.get(part)
     if not isinstance(done, Mapping) or not isinstance(done.get("out"), str):
-        raise BadReply(f"the answer about Slurm's {part} can't be parsed", "Try again.")
+        raise BadReply(f"the reply about Slurm's {part} can't be parsed", "Try again.")
     if done.get("rc") != 0:
         raise Unreachable(f"Slurm does not answer: {line(done.get('err') or 'no reason given', 300)}", "Try again.")
     return str(done["out"])
@@ -155,7 +158,7 @@ def _optional(found: Mapping[str, Any], part: str) -> str | None:
 def _queues(text: str, config: Mapping[str, str], machines: Mapping[str, Mapping[str, Any]]) -> tuple[Queue, ...]:
     rows = [dict(pair.split("=", 1) for pair in row.split() if "=" in pair) for row in text.splitlines() if row.strip()]
     if not rows or any("PartitionName" not in row for row in rows):
-        raise BadReply("Slurm's list of partitions has an unknown form", "It was ignored; try again.")
+        raise BadReply("Slurm's list of partitions has an unknown format", "It was ignored; try again.")
     preemption = config.get("PreemptType", "preempt/none").rpartition("/")[2]
     return tuple(_queue(row, config, preemption, machines.get(row["PartitionName"], {})) for row in rows)
 

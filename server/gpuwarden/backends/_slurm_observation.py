@@ -1,7 +1,7 @@
 """Combine the runner's status and Slurm's row into one observation.
 
-The runner knows the result of the command; Slurm knows whether the job can still run. A job can write the runner's
-status file, so a success counts only if Slurm's exit code, which is that of the runner, agrees.
+The runner provides the result of the command; Slurm provides whether the job can still run. A job can write the
+runner's status file, so a success counts only if Slurm's exit code, which is that of the runner, agrees.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unfinished(status: Mapping[str, Any]) -> bool:
 
 
 def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[str, Any]) -> Observation:
-    """Interpret a job that ended in Slurm: by its runner's last status if both agree."""
+    """Interpret a job that ended in Slurm. The runner's last status is used if it agrees with Slurm."""
     state, code = _ENDS[row.state]
     update |= {"ended_at": row.ended_at, "started_at": row.started_at}
     said = str(status.get("state"))
@@ -76,7 +76,7 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
         return own.model_copy(update={**update, "machine": "", "lost": False})
     if said == "preempted" and row.state in {"FAILED", "TIMEOUT"}:
         state, code = Job.PREEMPTED, Code.ENGINE_TOOK
-    elif row.state == "COMPLETED":  # Slurm's exit code is 0, but the runner's status is no success
+    elif row.state == "COMPLETED":  # Slurm's exit code is 0, but the runner's status is not a success
         state, code = Job.UNKNOWN, Code.ENGINE_DISAGREES
     reason = because(code, row.said, state=row.state)
     update |= {**_because(state, reason), "exit_code": row.exit_code, "signal": row.signal}

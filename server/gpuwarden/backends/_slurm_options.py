@@ -63,7 +63,7 @@ def read_options(spec: JobSpec) -> SlurmOptions:
         first = error.errors()[0]
         where = ".".join(("options", *map(str, first["loc"])))
         raise BadRequest(
-            f"{line(where, 80)}: {first['msg']}", f"Slurm takes {', '.join(SlurmOptions.model_fields)}."
+            f"{line(where, 80)}: {first['msg']}", f"Slurm accepts {', '.join(SlurmOptions.model_fields)}."
         ) from None
 
 
@@ -146,7 +146,7 @@ def node_files(spec: JobSpec) -> dict[str, bytes]:
 
 
 def batch_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dir: str) -> str:
-    """Return the script that Slurm starts, and restarts after an interruption, which the runner handles.
+    """Return the script that Slurm starts, and starts again after an interruption. The runner handles such a restart.
 
     `runner` is the runner's file in the run folder.
     """

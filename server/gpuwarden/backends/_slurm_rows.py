@@ -60,7 +60,7 @@ def queue_rows(found: Mapping[str, Any]) -> list[Row]:
     """Parse the rows of the agent's `squeue`. Raises BadReply for a row that can't be parsed."""
     rows = found.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadReply("Slurm's queue has an unknown form", "It was ignored; try again.")
+        raise BadReply("Slurm's queue has an unknown format", "It was ignored; try again.")
     return [_queue_row(row) for row in rows]
 
 
@@ -98,7 +98,7 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
 def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
     """Parse `sacct`'s lines about these jobs. Raises BadReply for a line that can't be parsed.
 
-    `folders` has the run folder of each job, which must match, since other jobs may have the same name.
+    `folders` has the run folder of each job. The folder must match, because other jobs may have the same name.
     """
     rows = []
     for text_line in filter(None, text.splitlines()):

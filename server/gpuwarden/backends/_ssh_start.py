@@ -25,7 +25,7 @@ from gpuwarden.remote.transfer.upload import push
 from gpuwarden.static_analysis.script import read_header, start_header
 
 TOOLS: Final = ".gpuwarden"
-"""The folder of gpuwarden's own programs, below the run root."""
+"""The folder of gpuwarden's own programs, in the run root."""
 LOOK_S: Final = 55.0
 MAX_ANSWER: Final = 8 << 20
 
@@ -80,7 +80,7 @@ class SshStart:
         )
 
     async def _bring_uv(self, arch: str) -> str:
-        """Upload uv to the machine, which verifies its digest, and return its path."""
+        """Upload uv to the machine, which verifies the digest. Return uv's path there."""
         assert self.tools is not None
         program = await to_thread.run_sync(uv_program, arch, self.tools)
         folder = f"{self.run_root}/{TOOLS}/{name_of(arch)}"

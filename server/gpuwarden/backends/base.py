@@ -8,7 +8,7 @@ Every backend guarantees the following, and `tests/kits/contract_backend.py` che
 - `submit` starts a token's attempt once, however often and from wherever it is called. The engine's own record of the
   job contains the token, so that the next call finds a job whose reply was lost.
 - `find` returns Known(None) only if the engine answered in full and has no such job.
-- `poll` requests all jobs of a place at once: one list, not one request per job.
+- `poll` requests all jobs of a target at once: one list, not one request per job.
 - An engine that is down, too old, or gives an unexpected answer results in Unknown, `Unreachable` or `BadReply`. An
   engine may reuse its own job ids, so every poll compares the token.
 - `logs` reads from a byte cursor. `stop` returns GONE for a job that has ended, and can be repeated safely.
@@ -58,16 +58,16 @@ from gpuwarden.remote.transfer.receive import Begun, Source
 
 
 class Backend(Protocol):
-    """Runs jobs at a place."""
+    """Runs jobs on targets. A `Place` describes a target, such as a machine or a cluster."""
 
     name: str
     takes_inputs: bool
     """Whether files can be put into a job's working folder before it starts."""
     seals: bool
-    """Whether gpuwarden's sealer runs beside its jobs and takes `GPUWARDEN_SEAL_KEY` out of the secrets for itself."""
+    """Whether gpuwarden's sealer runs alongside the jobs and gets `GPUWARDEN_SEAL_KEY`, which the jobs don't get."""
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return the problems of a place before a job is sent there."""
+        """Return the problems of a target before a job is sent there."""
         ...
 
     async def submit(
@@ -82,8 +82,8 @@ class Backend(Protocol):
     ) -> Handle:
         """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
-        `inputs`, path below the working folder -> local file, are copied before the first start and never changed
-        after it. A call that ends early keeps the files that arrived; the next call continues.
+        `inputs`, path in the working folder -> local file, are copied before the first start and never changed after
+        it. A call that ends early keeps the files that arrived; the next call continues.
         """
         ...
 
@@ -92,7 +92,7 @@ class Backend(Protocol):
         ...
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all handles of one place in one call; the keys are their tokens."""
+        """Observe several jobs on the same target in one call. Return the observations by token."""
         ...
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
@@ -112,7 +112,7 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return other content of the place: unknown processes, and new files that no output declares."""
+        """Return other contents of the target: unknown processes, and new files that are not declared as outputs."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
@@ -125,7 +125,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class HandleSource:
-    """One job's files, as `remote.transfer.receive` takes them."""
+    """One job's files, as a source for `remote.transfer.receive`."""
 
     backend: Backend
     handle: Handle
@@ -152,7 +152,7 @@ class Sealer(Backend, Protocol):
 
 @runtime_checkable
 class Fetcher(Sealer, Protocol):
-    """A backend whose machine sends the manifest and, right behind it, the small files: one round trip for both."""
+    """A backend whose machine sends the manifest and, immediately after it, the small files, in one round trip."""
 
     def fetch(
         self, handle: Handle, paths: Iterable[str]
@@ -215,7 +215,7 @@ class Keyed(Backend, Protocol):
     """A backend whose machines prove their identity by a host key."""
 
     async def host_key(self, place: Place) -> HostKey:
-        """Connect, and return the machine's host key. Raises `HostKeyChanged` if the place has another key."""
+        """Connect, and return the machine's host key. Raises `HostKeyChanged` if it differs from the pinned key."""
         ...
 
 
@@ -224,7 +224,7 @@ class Confining(Backend, Protocol):
     """A backend whose jobs run on this machine, in a sandbox."""
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy for local jobs, which is read at each start, and the folders to hide from every job."""
+        """Set the policy for local jobs, and the folders to hide from every job. The policy is read at each start."""
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
@@ -237,10 +237,13 @@ class Confining(Backend, Protocol):
 
 @runtime_checkable
 class Startable(Backend, Protocol):
-    """A backend that can check a place before a job starts there."""
+    """A backend that can check a target before a job starts there."""
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the unmet requirements of a job at the place. Raises a `WardenError` if it does not answer."""
+        """Return the job's requirements that the target does not meet.
+
+        Raises a `WardenError` if the target does not answer.
+        """
         ...
 
 
@@ -249,13 +252,16 @@ class Supplying(Backend, Protocol):
     """A backend that can install programs on machines."""
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
-        """Set the policy for machines, which is read at each start, and the local folder for downloaded programs."""
+        """Set the policy for machines, and the local folder for downloaded programs.
+
+        The policy is read at each start.
+        """
         ...
 
 
 @runtime_checkable
 class Bounded(Backend, Protocol):
-    """A backend of an engine with queues and limits, which the submit gate reads before submitting a job."""
+    """A backend of an engine with queues and limits. The submit gate reads the limits before it submits a job."""
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
         """Return the limits that apply to this job. Raises a `WardenError` if the engine does not report them."""
@@ -278,8 +284,8 @@ class Arrayed(Bounded, Protocol):
     """A backend of an engine that starts many jobs as one, such as Slurm's job arrays or Kubernetes' indexed Jobs.
 
     Every task is an ordinary job: its handle is polled, read and stopped separately, `find` finds it by its own token,
-    and its interruption or its restart by the engine does not affect the other tasks. Only `submit_array` knows of the
-    array.
+    and its interruption or its restart by the engine does not affect the other tasks. Only `submit_array` handles the
+    tasks as an array.
     """
 
     async def submit_array(

@@ -6,7 +6,7 @@ checks the name, adopts a run of its attempt or a later one, and never changes a
 tags.
 
 The container and its files are deleted when the run ends. Outputs that can be listed, read and verified are on the Hub,
-addressed as for Hugging Face Jobs, below `/hub/models`, `/hub/datasets` and `/hub/buckets`.
+addressed as for Hugging Face Jobs, under `/hub/models`, `/hub/datasets` and `/hub/buckets`.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class DstackBackend(HubOutputs):
             try:
                 text += b"".join(base64.b64decode(event.message, validate=True) for event in page.logs)
             except ValueError as error:
-                raise BadReply("dstack's log has an unknown form", "Try again.") from error
+                raise BadReply("dstack's log has an unknown format", "Try again.") from error
             if page.next_token is None or page.next_token == token:
                 break
             token = page.next_token

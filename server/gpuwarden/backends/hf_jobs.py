@@ -275,7 +275,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _first(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the oldest job, which gpuwarden started: a user may have rerun it manually with the same labels."""
+    """Return the oldest job, which is gpuwarden's; newer ones are manual reruns by a user with the same labels."""
     return min(found, key=lambda job: jobs.moment(job.get("createdAt")) or 0.0)
 
 

@@ -1,9 +1,9 @@
 """Run jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
 
-Run folders are on one claim of that namespace, which the user selects by the label `gpuwarden.dev/runs`: a pod's own
-disk is lost whenever the pod is replaced. The runner is the container's command. A small pod that mounts the same claim
-provides access to the files before a job starts and after it ended. The cluster determines the state of a job; the
-runner's status describes the result of the command.
+Run folders are on one claim of that namespace, because a pod's own disk is lost whenever the pod is replaced. The user
+selects the claim by the label `gpuwarden.dev/runs`. The runner is the container's command. A small pod that mounts the
+same claim provides access to the files before a job starts and after it ended. The cluster determines the state of a
+job; the runner's status describes the result of the command.
 
 A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with the
 same request can be the indexes of one Job, an array; each is found, observed and stopped separately.
@@ -66,7 +66,7 @@ def create(clock: Clock) -> KubernetesBackend:
 
 
 class _ClaimFiles(SshBackend):
-    """The files of a claim, behind a pod that mounts it."""
+    """The files on a persistent volume claim, read through a pod that mounts it."""
 
     name = "kubernetes"
 
@@ -125,7 +125,7 @@ class KubernetesBackend(EngineBackend):
         try:
             missing = await self._there(place, lambda api: api.missing_rights())
             if missing:
-                said = f"the cluster does not let this user {', '.join(missing)} in the namespace of {place.host}"
+                said = f"the cluster does not allow this user to {', '.join(missing)} in the namespace of {place.host}"
                 return [_unusable(said, "Ask its administrator for the rights in docs/kubernetes-rights.yaml.")]
             claim = await self._there(place, lambda api: api.claim())
         except (BadRequest, NotFound, AuthFailed) as error:
@@ -269,14 +269,14 @@ class KubernetesBackend(EngineBackend):
         return handle, ready.runner
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token; its place names the claim. A job's files stay on the claim of its start."""
+        """Return the handle of a token; its `place` names the claim. A job's files stay on the claim of its start."""
         key = place.host_key or await self._there(place, lambda api: claim_key(api.claim()).line)
         return await self._files.handle_of(place.model_copy(update={"host_key": key}), token)
 
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list of jobs, one of pods, and one poll of their run folders."""
+        """Observe all jobs of a target with one list of jobs, one of pods, and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -296,7 +296,7 @@ class KubernetesBackend(EngineBackend):
         return rows_of(jobs, pods, handles)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Delete the job, whose pods end with their grace. Returns STOPPED only if the job is confirmed gone.
+        """Delete the job; its pods get their grace period. Returns STOPPED only if the job is confirmed gone.
 
         For a task of an array only its own pods are deleted. A waiting task is marked, so that a later pod of it ends.
         """
@@ -324,10 +324,10 @@ class KubernetesBackend(EngineBackend):
         return _settled(rows.get(handle.token), seen[handle.run_dir])
 
     async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
-        """Ask the cluster to end a job, or the pods of a task.
+        """Ask the cluster to terminate a job, or the pods of a task.
 
-        The end is recorded first, so that a pod that starts meanwhile exits, and SIGTERM is not taken for an
-        interruption.
+        The cancellation is recorded first, so that a pod that starts meanwhile exits, and SIGTERM is not mistaken for
+        an interruption.
         """
         if row.waits:
             await self._record_end(handle, row.attempt)
@@ -357,7 +357,7 @@ def _unusable(said: str, *cure: str | NextStep) -> Finding:
 
 
 def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
-    """Mark the row of a waiting task as canceled if its run folder has the cancellation: its pod will exit at once."""
+    """Mark a waiting task's row as canceled if its run folder contains the cancellation: its pod will exit at once."""
     if row is None or row.index is None or not row.waits:
         return row
     whose = (status.get("token"), status.get("attempt"))

@@ -66,7 +66,7 @@ class LocalBackend(MachineBackend):
         self._hidden: tuple[str, ...] = ()
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
-        """Set the policy for local jobs, which is read at each start, and the folders to hide from every job."""
+        """Set the policy for local jobs, and the folders to hide from every job. The policy is read at each start."""
         self._policy, self._hidden = policy, tuple(str(path.absolute()) for path in hidden)
 
     @property
@@ -212,7 +212,10 @@ class LocalBackend(MachineBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb and return its lines. The runner file in the run folder, which never changes, starts a job."""
+        """Run one verb and return its lines.
+
+        A job is started with the runner file in its run folder, because that file never changes.
+        """
         runner = f"{run_dir}/{launch.content_name('runner', launch.runner_source())}" if verb == "start" else None
         async with await _open(place, verb, run_dir, runner) as process:
             try:
@@ -244,7 +247,7 @@ def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
             raise BadRequest(
                 f"a job on this machine can't write to {path}: it runs in a sandbox",
-                "Write below the working folder, or ask the user to add the folder to [local] paths in the policy.",
+                "Write into the working folder, or ask the user to add the folder to [local] paths in the policy.",
             )
 
 
@@ -307,7 +310,7 @@ def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
             part.replace(target)
     except OSError as error:
         raise BadRequest(
-            f"the inputs can't be written below {work}: {error.strerror}", "Check the free space and inodes there."
+            f"the inputs can't be written in {work}: {error.strerror}", "Check the free space and inodes there."
         ) from error
     _put(run_dir / launch.INPUTS_HERE, b"whole\n")
 
@@ -374,7 +377,7 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """Kill a verb that is no longer awaited.
+    """Kill the process of a verb that is no longer awaited.
 
     Uses the pid: `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
     """

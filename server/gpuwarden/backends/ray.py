@@ -1,6 +1,6 @@
 """Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
-The run folder is below a path that this machine and every node share. The runner is the job's entrypoint: it works on
+The run folder is under a path that this machine and every node share. The runner is the job's entrypoint: it works on
 the node as on any machine, and its files are read here. If only a store is shared, `keep` uploads the outputs from the
 job itself. Ray determines the state of a job, with one list for all jobs. A process id of a node is meaningless here,
 so the runner's status describes the command, and Ray determines whether the job can still run.
@@ -198,7 +198,7 @@ class RayBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list from Ray, and one poll of their run folders."""
+        """Observe all jobs of a target with one list from Ray and one poll of their run folders."""
         if not handles:
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
@@ -240,8 +240,8 @@ class RayBackend(EngineBackend):
         if status == 200 and isinstance(said, dict) and isinstance(said.get("stopped"), bool):
             return bool(said["stopped"])
         if status >= 500:
-            raise Unreachable(f"Ray did not confirm the end: {last_line(said)}", do(Action.CHECK))
-        raise BadReply("Ray's reply to stopping a job has an unknown form", do(Action.CHECK))
+            raise Unreachable(f"Ray did not confirm the stop: {last_line(said)}", do(Action.CHECK))
+        raise BadReply("Ray's reply to stopping a job has an unknown format", do(Action.CHECK))
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:

@@ -1,8 +1,8 @@
 """Run jobs in the queue of a cluster that SkyPilot launched; the provider `sky` rents the cluster itself.
 
 Files are copied over SSH, with the alias that SkyPilot's client writes. The job is in SkyPilot's queue, so that
-SkyPilot knows that the cluster is busy; its command is gpuwarden's runner. A job's name in the queue contains the token
-and the attempt. Jobs are found by that name, never by SkyPilot's number.
+SkyPilot treats the cluster as busy; its command is gpuwarden's runner. A job's name in the queue contains the token and
+the attempt. Jobs are found by that name, never by SkyPilot's number.
 
 SkyPilot determines the state of a job; the runner's status describes the result of the command. The cluster is still
 billed after the job ends.
@@ -51,7 +51,7 @@ STATES: Final = {
     "FAILED_DRIVER": "NODE_FAIL",
     "CANCELLED": "CANCELLED",
 }
-"""SkyPilot's states as the states that all engines share."""
+"""SkyPilot's states, mapped to the states that all engines share."""
 _NAME = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 
 

@@ -3,7 +3,7 @@
 SkyPilot's jobs controller rents a machine for the job, rents another one if the machine is preempted, and terminates it
 with the job. gpuwarden can't connect to these machines: the only sources are the controller's queue and the job's log,
 and outputs must go to an artifact store while the job runs. The job's command contains gpuwarden's runner, which
-uploads them; it ends, and the machine with it, once all outputs are in the store.
+uploads the outputs. The command ends, and the machine with it, once all outputs are in the store.
 
 A job's name in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
 On another machine the command starts in an empty folder: it resumes only if its script loads a checkpoint.
@@ -200,7 +200,7 @@ class SkyJobsBackend:
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
         """Raise Unreachable: the job's files are only in its artifact store."""
-        raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has ended.")
+        raise Unreachable(_AWAY, "Its outputs can be pulled from its artifact store once the machine has terminated.")
 
     manifest = list_files
 
@@ -219,7 +219,7 @@ def _stem(handle: Handle) -> str:
 
 
 def _of(stem: str, name: str) -> tuple[int, ...]:
-    """Return the attempt in a name, as a tuple of one; empty for another job's name."""
+    """Return a tuple with the attempt number in a job's name; empty for the name of another job."""
     found, attempt = named(name)
     return (attempt,) if found == stem else ()
 

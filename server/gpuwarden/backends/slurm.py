@@ -203,7 +203,7 @@ class SlurmBackend(EngineBackend):
             name, runner = f"{launch.run_name(task.token)}-a{task.attempt}", ready.runner
             rows.append((handle, {"name": name, "folder": handle.run_dir, "index": index, "files": named}))
         name, spec = f"{launch.run_name(token)}-a{first.attempt}", first.spec
-        await near.put_file(home, "array.json", json.dumps({"tasks": len(rows)}).encode())  # makes the folder
+        await near.put_file(home, "array.json", json.dumps({"tasks": len(rows)}).encode())  # creates the folder
         folders = [handle.run_dir for handle, _ in rows]
         await self._ask(
             home.place,
@@ -221,7 +221,7 @@ class SlurmBackend(EngineBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a place: one list from Slurm, and one poll of their run folders.
+        """Observe all jobs of a target with one list from Slurm and one poll of their run folders.
 
         While accounting is down, jobs whose state only accounting has are left out.
         """
@@ -252,7 +252,7 @@ class SlurmBackend(EngineBackend):
         reply = await self._ask(handles[0].place, "jobs", folders=folders)
         queue, accounting = reply.get("queue"), reply.get("accounting")
         if not isinstance(queue, dict):
-            raise BadReply("the answer about Slurm's queue can't be parsed", "Try again.")
+            raise BadReply("the reply about Slurm's queue can't be parsed", "Try again.")
         if queue.get("rows") is None:
             raise Unreachable(f"Slurm does not list its jobs: {line(queue.get('err') or 'no reason given')}", TOO_OLD)
         rows, blind = newest(queue_rows(queue)), dict[str, str]()
@@ -304,7 +304,7 @@ class SlurmBackend(EngineBackend):
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise BadReply("the answer of the Slurm agent can't be parsed", "Try again.")
+            raise BadReply("the response from the Slurm agent can't be parsed", "Try again.")
         if reply.get("ok") is True:
             return reply
         said = line(reply.get("error") or "no reason given", 500)

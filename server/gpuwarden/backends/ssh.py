@@ -1,6 +1,6 @@
 """Run jobs on a machine behind SSH, through the runner that is uploaded there.
 
-The runner is stored below the run root under the digest of its content, so the runner of a live run never changes. All
+The runner is stored in the run root under the digest of its content, so the runner of a live run never changes. All
 jobs of an instance are polled with one exec on one reused connection. Every handle contains the host key of the first
 connection; from then on no other key is accepted.
 """
@@ -116,7 +116,7 @@ class SshBackend(MachineBackend):
         message = (
             f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
         )
-        compare = "Compare it with the provider's console if you can see it there."
+        compare = "Compare it with the provider's console if the key is shown there."
         return [_host(Severity.INFO, message, compare), *fitness]
 
     async def host_key(self, place: Place) -> HostKey:
@@ -236,7 +236,10 @@ class SshBackend(MachineBackend):
     async def fetch(
         self, handle: Handle, paths: Iterable[str]
     ) -> AsyncIterator[tuple[Manifest, AsyncGenerator[bytes, None]]]:
-        """Return the manifest, and the bundle of its small files, which the machine sends without another request."""
+        """Return the manifest and the bundle of its small files.
+
+        The machine sends the bundle without another request.
+        """
         request = {"paths": list(paths), "declared": handle.declared, **handle.place.mapping}
         async with aclosing(self._stream(handle, "fetch", request)) as stream:
             out = bytearray()
@@ -295,7 +298,7 @@ class SshBackend(MachineBackend):
     ) -> list[dict[str, Any]]:
         """Run one verb there and return its lines."""
         if verb == "poll":
-            with suppress(Unreachable, BadReply):  # sent as a single call below
+            with suppress(Unreachable, BadReply):  # sent later as a single call
                 return [parse(await self._ask_server(place, request, silence_s))]
         near = run_dir or next(iter(request.get("dirs") or []), None)
         for last in (False, True):
@@ -346,10 +349,10 @@ class SshBackend(MachineBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """Return the machine of a place, with one connection for all its jobs, pinned to the place's host key."""
+        """Return the machine of a target, with one connection for all its jobs, pinned to the target's host key."""
         if not place.host:
             raise BadRequest(
-                f"the place on {place.platform} has no host to connect to", "Check that the instance has booted."
+                f"the target on {place.platform} has no host to connect to", "Check that the instance has booted."
             )
         key = (place.host, place.port, place.user)
         machine = self._machines.get(key)
@@ -368,7 +371,7 @@ class SshBackend(MachineBackend):
         return Ssh(endpoint, config=self._config)
 
     async def command(self, place: Place, argv: Sequence[str], stdin: bytes, *, timeout_s: float) -> bytes:
-        """Run a command there and return its output, whatever its exit code."""
+        """Run a command there and return its output, regardless of its exit code."""
         return (await (await self._at(place)).ssh.run(argv, stdin=stdin, timeout_s=timeout_s, limit=MAX_REPLY)).out
 
     async def host_info(self, place: Place) -> HostInfo:

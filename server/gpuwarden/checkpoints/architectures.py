@@ -1,4 +1,4 @@
-"""Compare a model's config with its tensors, by a small table of architecture families. Standard library only.
+"""Compare a model's config with its tensors, based on a small table of architecture families. Standard library only.
 
 The table has transformers' tensor names and shapes for the most fine-tuned families. `build_child.py` uses transformers
 itself, for every architecture of the installed version.
@@ -36,7 +36,7 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """The tensors of an architecture: once per model, once per layer, and optional ones. Shapes are symbols."""
+    """The tensors of an architecture: per model, per layer, and optional. Shapes are symbols."""
 
     prefixes: Tuple[str, ...]  # noqa: UP006
     layers: str
@@ -158,7 +158,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     wanted, may = _expected(config, family, numbers, said)
     lost = [name for name in wanted if prefix + name not in tensors and name not in tensors]
     if lost:
-        said.problems.append(f"config.json describes {kind} with tensors that are missing: {some(lost)}")
+        said.problems.append(f"tensors of the {kind} in config.json are missing: {some(lost)}")
     _layers(tensors, prefix + family.layers, numbers["L"], config, said)
     odd = []
     for name, shape in {**may, **wanted}.items():
@@ -174,7 +174,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
 
 
 def quantized(config: dict[str, Any]) -> bool:
-    """Return true if the config describes packed weights, whose names and shapes are the quantizer's."""
+    """Return true if the config describes packed weights, whose names and shapes the quantizer defines."""
     return any(config.get(key) for key in _QUANTIZED)
 
 
@@ -185,7 +185,7 @@ def experts(config: Any) -> int:
 
 
 def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
-    """Return the number of each symbol; None if the config lacks it."""
+    """Return the value of each symbol; None if it is not in the config."""
     made: dict[str, int | None] = {}
     for symbol, keys in _NUMBERS.items():
         given = (config.get(key) for key in keys)
@@ -263,7 +263,7 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
 
 
 def tokens(tokenizer: Any) -> int | None:
-    """Return one more than the highest token number of a parsed tokenizer.json; None if it has no tokens."""
+    """Return the highest token number of a parsed tokenizer.json plus one; None if it has no tokens."""
     if not isinstance(tokenizer, dict):
         return None
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")

@@ -1,4 +1,4 @@
-"""Pack the standard-library part into one archive, which any Python from 3.8 on can run on the machine with the files.
+"""Pack the standard-library part into one archive, which Python 3.8 or newer can run on the machine with the files.
 
     python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    one line of findings per path
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               one line of manifest per path
@@ -6,7 +6,7 @@
 
 Large files are checked without a transfer. Answers are bounded JSON, with the worst files first. With `--load` or
 `--resume`, whole files are also loaded, in a separate process; with `--against`, they are compared. The runner starts
-`seal` beside a job, and `examine` on request.
+`seal` alongside a job, and `examine` on request.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two examinations")
     ask.add_argument("--once", action="store_true", help="wait the quiet time once, then exit")
     ask.add_argument("--attached", action="store_true", help="at the end of stdin, examine once more and exit")
-    ask.add_argument("--parts", action="store_true", help="also seal the digests of the parts of large files")
+    ask.add_argument("--parts", action="store_true", help="also seal the digests of large files' upload parts")
     ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that signs lines")
     args = ask.parse_args(argv)
     if args.verb == "seal":
@@ -151,7 +151,7 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seal(args: argparse.Namespace) -> int:
-    """Seal finished files below the paths: twice with `--once`, until stdin ends with `--attached`, else forever."""
+    """Seal finished files under the paths: twice with `--once`, until stdin ends with `--attached`, else forever."""
     lowest_priority()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
     digests += (manifest.PARTS,) if args.parts else ()

@@ -36,7 +36,7 @@ class ByteCount:
 
 @dataclass
 class Budget:
-    """Limits on seconds since creation, bytes read, and folder entries. Threads may share one."""
+    """Limits on seconds since creation, bytes read, and folder entries. Threads may share a budget."""
 
     seconds: float
     bytes: int

@@ -1,4 +1,4 @@
-"""Build the architecture that a config describes, without weights, and compare it with the tensors beside it.
+"""Build the architecture that a config describes, without weights, and compare it with the tensors in its folder.
 
 The child is `build_child.py`; it gets the parsed config and the tensors' names and shapes, but no path. If it can't
 build an architecture, this check remains open, and the other checks decide the verdict.
@@ -20,7 +20,7 @@ from gpuwarden.checkpoints.layouts import model
 from gpuwarden.checkpoints.load import run_child
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.build_child")
-_MEMORY = 16 << 30  # bytes of address space; a model on the meta device needs little
+_MEMORY = 16 << 30  # bytes of address space; a model on the meta device needs little memory
 _START_S = 90.0
 _EACH_S = 15.0
 _MOST = 200
@@ -68,7 +68,7 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # The answer settles the points that the table left open.
+    # The answer decides the points that the table left open.
     judgement.unproved.clear()
     for what, sentence in (
         ("missing", "tensors that the architecture needs are missing"),
@@ -79,7 +79,7 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
             judgement.problems.append(f"{answer[f'{what}_count']:,} {sentence}: {some(answer[what])}")
     if answer["unexpected"]:
         judgement.warnings.append(
-            f"{answer['unexpected_count']:,} tensors are unknown to the architecture: {some(answer['unexpected'])}"
+            f"{answer['unexpected_count']:,} tensors are not in the architecture: {some(answer['unexpected'])}"
         )
     if not judgement.problems:
         judgement.proved.append(f"{answer['by']} builds its architecture from these tensors")

@@ -1,8 +1,8 @@
 """Build architectures in a child process: read the task as JSON on stdin, print one JSON line per model on stdout.
 
 The installed transformers builds each model without weights, on torch's `meta` device, and matches the names and shapes
-of the tensors as its own loader does. It opens no model file, runs no code of a repository, and uses no network and no
-other program.
+of the tensors as its own loader does. The child opens no model files, runs no code from repositories, and uses neither
+the network nor other programs.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         _progress(now, before, said)
     both = [(n, new[n].tensor, old[n].tensor) for n in new if n in old]
     differences = {
-        "lacks tensors that the other has": [n for n in old if n not in new],
-        "has tensors that the other lacks": [n for n in new if n not in old],
+        "lacks tensors of the other checkpoint": [n for n in old if n not in new],
+        "has tensors that are not in the other checkpoint": [n for n in new if n not in old],
         "has tensors of another shape": [n for n, a, b in both if a.shape != b.shape],
         "has tensors of another type": [n for n, a, b in both if a.dtype != b.dtype],
     }
@@ -126,15 +126,15 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
         said.doubts.append(f"the bytes could not be compared: {why}")
         return
     if len(still) == len(new):
-        said.problems.append(f"all {len(new):,} tensors are the same as before: training changed no weight")
+        said.problems.append(f"all {len(new):,} tensors are the same as before, so training changed no weight")
     else:
         said.proved.append(f"{len(new) - len(still):,} of {len(new):,} tensors have moved")
         if still:
-            said.warnings.append(f"{len(still):,} tensors have not moved; only frozen ones should not: {some(still)}")
+            said.warnings.append(f"{len(still):,} tensors are unchanged; only frozen ones should be: {some(still)}")
 
 
 def _progress(now: Findings, before: Findings, said: Compared) -> None:
-    """Check that the optimizer and the scheduler beside the weights have advanced too."""
+    """Check that the optimizer and the scheduler saved with the weights have advanced too."""
     places = []
     for found in (now, before):
         newest = found.newest()
@@ -166,7 +166,7 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
 
 
 def _without(prefix: str, name: str) -> str:
-    """Return the name without a prefix, as `removeprefix` does, which Python 3.8 lacks."""
+    """Return the name without a prefix, like `str.removeprefix` of Python 3.9."""
     return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 

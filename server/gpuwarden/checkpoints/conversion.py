@@ -18,7 +18,7 @@ from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.safe_file import Source
 
 _ROWS = 8
-_WHOLE = 4 << 20  # bytes of a source tensor that is compared whole
+_WHOLE = 4 << 20  # bytes of a source tensor that is compared in full
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HEADS = re.compile(r"\.(q|k)_proj\.(weight|bias)$")
 # Model types of sources, by the architecture names that the converter gives them.
@@ -31,7 +31,7 @@ _ALIASES = {
 # Architectures whose conversion is fully known: there, any mismatch is an error.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
-# Allowed relative error of the types that the library can't write itself: twice the error of normal weights.
+# Allowed relative error of types that the library can't write: twice the error for normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
 _MORE = 1.6  # times the error of the library's own quantisation; weighted quantisation has a larger error

@@ -32,9 +32,9 @@ from gpuwarden.checkpoints.tree import Tree, walk
 from gpuwarden.checkpoints.values import checksums, content_scan, data_arrays, emptiness, heuristics, nonfinite, pages
 from gpuwarden.core.evidence import Cause
 
-NO_SEAL = "that the bytes are those that were saved: no digest was recorded"
+NO_SEAL = "whether the bytes are those that were saved: no digest was recorded"
 _SHA256 = re.compile("[0-9a-f]{64}")
-# The exceptions that foreign data may cause in a reader.
+# The exceptions that untrusted data may cause in a reader.
 GAVE_UP = (
     MemoryError, RuntimeError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError,
     struct.error,
@@ -43,7 +43,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def examine(path: Path, ask: Ask) -> Findings:
-    """Examine a file or everything below a folder. Never raises for bad content."""
+    """Examine a file, or everything in a folder. Never raises for bad content."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
     unreadable, manifests = Anatomy("manifest"), 0
@@ -176,7 +176,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     except MemoryError:
         entry.doubt("the reader ran out of memory", Cause.LIMIT)
     except GAVE_UP as why:
-        entry.doubt(f"the reader gave up: {type(why).__name__}: {short(why, 80)}")
+        entry.doubt(f"the reader failed: {type(why).__name__}: {short(why, 80)}")
     return entry
 
 
@@ -204,7 +204,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     if ask.content and (expected or not (entry.problems or entry.doubts)):
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
-        entry.unproved.append("its content: it is left over from an unfinished save, and part of no checkpoint")
+        entry.unproved.append("its content: it is left over from an unfinished save, and belongs to no checkpoint")
     elif entry.temporary:
         entry.doubt("left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING)
     elif anatomy.opaque and not entry.sealed:
@@ -212,7 +212,10 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
-    """Read the file's structure with the format that claims it. An empty file is whole only if it may be a log."""
+    """Read the file's structure with the format that claims it.
+
+    An empty file counts as whole only if it may be a log.
+    """
     if entry.temporary:
         entry.format = "temporary"
         return Anatomy("temporary")
@@ -240,7 +243,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     """Read all bytes once: compare checksums and recorded digests, and search for values that are not finite."""
-    # A manifest from the caller gets the strongest digest; one beside the files can show only damage, not malice.
+    # A manifest from the caller gets the strongest digest; one next to the files can show only damage, not malice.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")

@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile; the message explains how, and `cause` is one that refutes."""
+    """The file is certainly damaged or hostile. The message explains how; `cause` is a cause that refutes the file."""
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ class Limits:
     inflate_ratio: int = 1100  # deflate can't do more than 1032:1
 
 
-_POSSIBLE = ("inflate_ratio", "depth")  # limits that no honest file exceeds
+_POSSIBLE = ("inflate_ratio", "depth")  # limits that no legitimate file exceeds
 NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _POSSIBLE})
 """Limits for a caller who trusts the file and can wait."""
 
@@ -117,7 +117,7 @@ BLOCK_SCALES: dict[str, tuple[int, str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: `start` is the byte offset of its first element in the file, `extent` the number of bytes it spans.
+    """One tensor: `start` is the byte offset of its first element in the file, `extent` its size in bytes.
 
     `stride` counts elements; None means row-major without gaps. `start` is -1 if the bytes are compressed.
     """
@@ -185,9 +185,10 @@ _BRIEF.maxlevel = 2
 
 
 def short(text: object, limit: int = 120) -> str:
-    """Return foreign text as one printable line of bounded length.
+    """Return untrusted text as one printable line of bounded length.
 
-    Only the outer levels of a container are written: it may contain itself, or one list a billion times.
+    Only the outer levels of a container are written, because a container may contain itself, or one list a billion
+    times.
     """
     whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
     line = whole[: limit + 1]
@@ -197,7 +198,7 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Return the name of a tensor or a module without its numbers, which is the same in every layer."""
+    """Return the name of a tensor or a module with # for its numbers, so that it is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 

@@ -47,7 +47,7 @@ class Entry(Evidence):
     sealed: bool = False
     # The format is unknown: only a digest can prove a copy.
     unread: bool = False
-    # A picture, a table or a log that can't be weights: damage to it affects no checkpoint.
+    # An image, a table or a log that can't be weights: damage to it affects no checkpoint.
     aside: bool = False
 
 
@@ -83,7 +83,7 @@ class Judgement(Evidence):
 
 @dataclass
 class Findings(Evidence):
-    """The findings below one path. Its problems and doubts belong to no single file or folder."""
+    """The findings under one path. `problems` and `doubts` are those that belong to no single file or folder."""
 
     root: Path
     entries: dict[str, Entry]
@@ -92,7 +92,7 @@ class Findings(Evidence):
     doubts: list[str] = field(default_factory=list)
     # Existing files that were not requested.
     beyond: list[str] = field(default_factory=list)
-    # Number of valid manifests beside the files.
+    # Number of valid manifests next to the files.
     manifests: int = 0
     open: Callable[[Path, str], Source] = Source
     # Whether the bytes inside the tensors were read; if so, layouts may read some again.
@@ -110,11 +110,11 @@ class Findings(Evidence):
         return self.tree.blobs.get(path, self.tree.root / path)
 
     def within(self, folder: str) -> list[Entry]:
-        """Return all files below a folder, or the file with that path."""
+        """Return all files in a folder, or the file with that path."""
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
-        """Return the checkpoint of the highest step; of several, prefer a whole one that can be resumed."""
+        """Return the checkpoint of the highest step. Among several, prefer one that is whole and can be resumed."""
 
         def rank(judgement: Judgement) -> tuple[int, bool, bool]:
             parts = (judgement, *self.within(judgement.path))

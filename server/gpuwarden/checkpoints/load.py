@@ -1,8 +1,8 @@
 """Load checkpoint files in a separate process with limits on memory and time.
 
 Only files that passed every other check are loaded. The child is `load_child.py`; it uses torch's safe loader and the
-safetensors library if torch is installed, otherwise gpuwarden's reader into numpy. A file that makes it crash, hang or
-run out of memory is reported, and a new child continues with the next file.
+safetensors library if torch is installed, otherwise gpuwarden's reader, which reads into numpy. A file that makes it
+crash, hang or run out of memory is reported, and a new child continues with the next file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP",
 
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
-"""-P and an empty working folder prevent the import of a file beside a checkpoint."""
+"""-P and an empty working folder prevent the import of a file next to a checkpoint."""
 
 
 def child_with_torch(python: str) -> list[str]:
@@ -64,7 +64,7 @@ class LoadLimits:
     """
 
     memory: int = 8 << 30
-    start_s: float = 300.0  # importing torch is slow on a network disk, beside a job that uses every core
+    start_s: float = 300.0  # importing torch is slow on a network disk while a job uses every core
     bytes_per_s: float = 20e6
 
 
@@ -82,7 +82,7 @@ def load(
             entry.proved.append("loads: the whole file was parsed")
         elif not entry.load:
             entry.doubt("no loader for this format is available", Cause.NOT_LOADED)
-    # If torch's safe loader would refuse an object, gpuwarden's reader loads the tensors beside it.
+    # If torch's safe loader would refuse an object, gpuwarden's reader loads the other tensors.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     limits = limits or LoadLimits()
     while queue:

@@ -30,14 +30,14 @@ def main() -> None:
         except ImportError as why:
             answer = {"missing": str(why.name)}
         except (NotImplementedError, AttributeError, TypeError, KeyError) as why:
-            # The library does not support a type or a form: inconclusive about the file.
+            # The library does not support a type or a form, which is inconclusive about the file.
             answer = {"declined": " ".join(f"{type(why).__name__}: {why}".split())[:300]}
         except Exception as why:
             text = " ".join(f"{type(why).__name__}: {why}".split())[:300]
             if any(lack in text for lack in _LACKS):
                 answer = {"memory": True}
             elif isinstance(why, OSError) and why.errno is not None:
-                answer = {"unread": text}  # a machine error, or a changed file: inconclusive, too
+                answer = {"unread": text}  # a machine error, or a changed file, is inconclusive too
             else:
                 answer = {"error": text}
         print(json.dumps(answer), file=out, flush=True)
@@ -85,7 +85,7 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
         except SafetensorError as why:
             if "Dtype not understood" not in str(why):
                 raise
-            return _own(path, name)  # torch lacks a type of the format
+            return _own(path, name)  # torch does not support a type of the format
     random_state: list[Any] = []
     if _has("numpy"):
         import numpy as np
@@ -130,7 +130,7 @@ def _has(module: str) -> bool:
 
 
 def _count(by: str, value: Any) -> dict[str, Any]:
-    """Return the numbers of tensors and of stored elements below a loaded value, each container counted once."""
+    """Return the numbers of tensors and of stored elements in a loaded value, each container counted once."""
     import torch
 
     tensors = elements = 0
@@ -146,9 +146,9 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 keep.append(one)
             if again and not one.is_quantized:
                 continue
-            # A quantized tensor counts each time, its scales and zero points once.
+            # A quantized tensor counts each time that it occurs, but its scales and zero points count once.
             tensors += 1
-            # safetensors counts elements of half a byte, torch the bytes that two of them share.
+            # For half-byte types, safetensors counts elements, and torch counts bytes, each with two elements.
             pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1
             elements += one.numel() * pairs if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
@@ -184,7 +184,7 @@ def _parts(tensor: Any) -> list[int] | None:
 def _own(path: Path, name: str) -> dict[str, Any]:
     """Read every tensor into a numpy array of its shape; types that numpy lacks become integers of their width.
 
-    Without numpy, they are read into plain memory. Compressed tensors and types below one byte are only counted.
+    Without numpy, they are read into plain memory. Compressed tensors and types smaller than one byte are only counted.
     """
     np = importlib.import_module("numpy") if _has("numpy") else None
     elements = 0

@@ -83,7 +83,7 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file in the same folder or below it; None if it does not exist."""
+        """Open another file in the same folder or in its subfolders; None if it does not exist."""
         place = self.path.parent / name
         return Source(place) if place.is_file() else None
 

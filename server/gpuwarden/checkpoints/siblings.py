@@ -18,7 +18,7 @@ from gpuwarden.checkpoints.values import optimizer
 from gpuwarden.core.evidence import Evidence
 
 _SAMPLE = 4096
-_MOVES = 1024  # elements; a smaller tensor may stay the same by rounding
+_MOVES = 1024  # elements; a smaller tensor may be unchanged because of rounding
 _PIECE = 1 << 20
 _ADAPTER = "adapter_model.safetensors"
 
@@ -72,12 +72,12 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
         if later is None or earlier is None:
             continue
         if later == earlier:
-            said.problems.append(f"its {what} is at {later:,}, like that of {before.name}: a part of another step")
+            said.problems.append(f"its {what} is at {later:,}, as in {before.name}, so it is from another step")
         elif earlier == before.step and later > now.step:
             said.problems.append(f"its {what} is at {later:,}, ahead of its step")
         elif later < earlier:
             said.doubts.append(
-                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: restarted, or of another step"
+                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: restarted, or from another step"
             )
 
 
@@ -119,7 +119,7 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     if went_on and now.trained >= len(mine):
         said.problems.append(f"{line}, though its optimizer has trained them")
     else:
-        said.doubts.append(f"{line}: frozen, or of another step")
+        said.doubts.append(f"{line}: they are frozen, or from another step")
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:

@@ -81,6 +81,6 @@ def _optimizer(
         mine = [t for t in anatomy.tensors if t.name.startswith(f"{where}.")]
         below = optimizer.negative(source, mine, anatomy.big_endian) if found.content else []
     if below:
-        said.problems.append(f"the optimizer has second moments below zero: {some(below)}")
+        said.problems.append(f"the optimizer has negative second moments: {some(below)}")
     if steps is not None and said.step is not None and steps > said.step:
         said.warnings.append(f"the optimizer has made {steps:,} steps, but the file is at step {said.step:,}")

@@ -85,7 +85,7 @@ def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
         made_steps = optimizer.steps(source, anatomy.tensors)
         below = optimizer.negative(source, anatomy.tensors, anatomy.big_endian) if found.content else []
     if below:
-        said.problems.append(f"optimizer.pt has second moments below zero: {some(below)}")
+        said.problems.append(f"optimizer.pt has negative second moments: {some(below)}")
     if made_steps is not None and made_steps > said.step:
         said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at {said.step:,}")
     elif made_steps is not None and made_steps < said.step:

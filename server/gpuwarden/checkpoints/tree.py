@@ -1,4 +1,4 @@
-"""List the files below a folder without following links out of it. Standard library only."""
+"""List the files in a folder, without following links that lead out of it. Standard library only."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Folder:
 
 @dataclass
 class Tree:
-    """The files and folders below one path. `doubts` lists the folders that could not be listed.
+    """The files and folders under one path. `doubts` lists the folders that could not be listed.
 
     `aliases` are links to other entries of the tree. `blobs` are the files of a Hub cache: a snapshot consists of links
-    into the `blobs` folder beside it, the only place outside of the tree to which links are followed.
+    into its sibling folder `blobs`, the only location outside of the tree to which links are followed.
     """
 
     root: Path
@@ -77,7 +77,7 @@ class Tree:
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
-    """List the tree below `root`. Links that stay inside become aliases; others are doubts."""
+    """List the tree under `root`. Links that stay inside become aliases; others are doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})

@@ -36,7 +36,7 @@ from gpuwarden.core.evidence import verdict as verdict_of
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 
-WHO = "the author of the manifest beside the files: a program that can write both can forge it, so it shows only damage"
+WHO = "the author of the manifest next to the files: a program that can write it can forge it, so it shows only damage"
 
 # Longest job id, and the files that a pull keeps in its staging folder, with their maximum sizes in bytes.
 _LONGEST = 200
@@ -59,11 +59,12 @@ def verify(
 ) -> Report:
     """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
 
-    The files are compared with `manifest`, in which `under` is the path of `path` itself. Without it, a manifest beside
-    the checkpoint is used, if one was written at save time. `expected` has the sizes and digests of some of the files
-    from another source. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or
-    the source of a GGUF file; a path, or the findings of an examination. `progress` is called with numbers of bytes
-    read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or NotFound.
+    The files are compared with `manifest`, in which `under` is the path of `path` itself. Without it, a manifest next
+    to the checkpoint is used, if one was written at save time. `expected` has the sizes and digests of some of the
+    files from another source. `against` is an earlier checkpoint that this one should differ from, the base of an
+    adapter, or the source of a GGUF file; a path, or the findings of an examination. `progress` is called with numbers
+    of bytes read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or
+    NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -148,7 +149,7 @@ class _Extra(Evidence):
 
 
 def _left_by_a_pull(tree: Tree) -> frozenset[str]:
-    """Return the files that a pull writes beside the artifacts: its lock, its owner's name and the job's log."""
+    """Return the files that a pull adds to the artifacts: its lock, its owner's name and the job's log."""
     found: set[str] = set()
     for folder in tree.folders:
         staging = folder.folders.get(STAGING)
@@ -185,7 +186,7 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
         for entry in found.entries.values():
             if entry.path in listed and not entry.sealed and not entry.problems and not entry.doubts:
                 entry.doubt("the manifest has no digest for it, so the copy can't be proven equal", Cause.UNSEALED)
-    # A pull adds the log and its staging folder beside the artifacts.
+    # A pull adds the log and its staging folder to the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")

@@ -1,7 +1,7 @@
 """A strict reader of zip archives: an archive is read unambiguously or rejected. Standard library only.
 
 `zipfile` tolerates irregularities that archives of weights never have: bytes before, after and between members, two
-members with one name, local headers that disagree with the directory. With each of these, two readers may get two
+members with one name, local headers that disagree with the directory. With any of these, two readers may extract
 different files.
 """
 
@@ -153,7 +153,7 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
 def _end_record(source: Source) -> tuple[int, tuple[int, ...]]:
     """Return the offset and the fields of the last end record. Raises Broken if it is missing or incomplete."""
     if source.size < _END.size:
-        raise Broken(f"has {source.size} bytes; no zip archive is that small")
+        raise Broken(f"has {source.size} bytes; a zip archive can't be that small")
     tail_at = max(0, source.size - _END.size - 65_535)
     tail = source.at(tail_at, source.size - tail_at)
     at = tail.rfind(b"PK\5\6")
@@ -179,7 +179,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
         _, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
         if disk or disks > 1 or where + _END64.size != end - 20:
-            raise Broken("its 64-bit zip record is in the wrong place")
+            raise Broken("its 64-bit zip record is at the wrong offset")
         end = where
         sign, _, _, _, disk, first, here, count, size, offset = _END64.unpack(source.at(where, _END64.size))
         if sign != b"PK\6\6" or disk or first or here != count:

@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class QueueSeen:
-    """One launched queue. `ended`: its job has ended. `collected`: its copy was examined since then."""
+    """One launched queue. `ended`: the queue's job has ended. `collected`: the queue's copy was examined after that."""
 
     job: str
     cells: tuple[int, ...]
@@ -60,8 +60,8 @@ class Reconciled:
     """The plan compared with the queues and their copies.
 
     `states` has every cell of the plan. `duplicates` are cells that ran to their end more than once. `strangers` are
-    folders, as job and index, of cells that are not in their queue or have another configuration. `launchable` are the
-    cells that a machine may run now.
+    folders, given as job and index, of cells that are not in their queue or that have another configuration.
+    `launchable` are the cells that a machine may run now.
     """
 
     states: dict[int, CellState]
@@ -89,9 +89,9 @@ def reconcile(
 ) -> Reconciled:
     """Compare a plan with the launched queues and the content of their copies.
 
-    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. While a copy is not
-    examined, its cells are not launchable, since they may be in it. `resumed` is the number of queues at the time when
-    a cell got further tries; of those earlier queues, only a proof counts.
+    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. While the copy of a
+    queue is not examined, the queue's cells are not launchable, since the copy may contain them. `resumed` is the
+    number of queues when a cell got further tries; of the earlier queues, only a proof counts.
     """
     before = resumed or {}
     configs = {cell.index: cell.config for cell in cells}

@@ -40,8 +40,8 @@ class SystemClock:
 class ShiftedClock:
     """Add the seconds in a file to the system clock, for every process that reads the file.
 
-    With it, a rehearsal of hours takes less real time. `sleep` takes real time, so that processes can run. A missing or
-    unreadable file counts as no shift.
+    With this clock, a rehearsal of hours takes less real time. `sleep` waits in real time, so that processes can run. A
+    missing or unreadable file counts as no shift.
     """
 
     def __init__(self, file: Path) -> None:
@@ -60,9 +60,10 @@ class ShiftedClock:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait by a `Retry-After` header, given in seconds or as a date; None without one.
+    """Return the seconds to wait according to a `Retry-After` header, in seconds or as a date; None without a header.
 
-    A date is compared with the server's own `Date` header, because clocks differ; without that header, with `now`.
+    A date is compared with the server's own `Date` header, because clocks differ; without that header, it is compared
+    with `now`.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):

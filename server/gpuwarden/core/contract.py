@@ -1,7 +1,7 @@
 """Check a plug-in's module against its contract. Standard library only, since it is shipped to machines.
 
 A contract names values with their checks, functions with their parameters, and the protocol of the class that `create`
-returns. The checks read only signatures and declarations; they never call the plug-in.
+returns. The checks only read signatures and declarations; they never call the plug-in.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Contract:
     product: type | None = None
     """The protocol of the object that `create` returns; requires `create` among the functions."""
     rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
-    """Yield faults that only this kind of plug-in can have, from the module and the plug-in's name."""
+    """Yield faults specific to this kind of plug-in. The arguments are the module and the plug-in's name."""
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
         """Return all faults of a module as sentences; an empty list if it fulfils the contract."""

@@ -1,6 +1,7 @@
-"""Read credentials and endpoints of services from an environment, so that no client can quote one in an error.
+"""Read credentials and endpoints from an environment, so that no HTTP client can quote a credential in an error.
 
-A token that was read from a file often ends in a line break. HTTP clients reject such a header and quote all of it.
+A token that was read from a file often ends in a line break. HTTP clients reject such a header, and their error quotes
+all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ def credential(env: Mapping[str, str], name: str) -> str | None:
 
 
 def sendable(name: str, value: str) -> str:
-    """Return a credential if it can be sent in a header. Raises AuthFailed, which has its name but not its value."""
+    """Return a credential if it can be sent in a header.
+
+    Otherwise raise AuthFailed, with the credential's name but not its value.
+    """
     if not value.isascii() or not value.isprintable():
         raise AuthFailed(
             f"{name} has control or non-ASCII characters, so it can't be sent",

@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""Ends beyond this horizon are ignored, because prices change earlier."""
+"""Deadlines beyond this horizon are ignored, because prices change earlier."""
 
 
 def utc(at: float) -> str:
@@ -22,7 +22,8 @@ def utc(at: float) -> str:
 class Deadline:
     """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
 
-    `after_job`: it can't fire before the time limit of the machine's job. gpuwarden itself requests such deadlines.
+    `after_job`: it can't fire before the time limit of the machine's job. gpuwarden itself requests deadlines of this
+    kind.
     """
 
     at: float
@@ -35,8 +36,8 @@ class Deadline:
 class Funds:
     """One account's balance, observed at `at`.
 
-    `burn` is the known cost per hour in the balance's currency. If a price is unknown, `whole` is false and the balance
-    ends at the computed time or earlier. `effect` is the platform's action when the balance is used up.
+    `burn` is the known cost per hour in the balance's currency. If a price is unknown, `whole` is false, and the
+    balance is used up at the computed time or earlier. `effect` is the platform's action when the balance is used up.
     """
 
     platform: str

@@ -1,7 +1,7 @@
 """An engine's queues and limits, and the request for a job, as values that rules read.
 
 An engine is an existing scheduler, such as Slurm, Kubernetes or Ray. It decides where and when a job runs. A field that
-the engine did not report is None, which is never read as "no limit": `UNLIMITED` means that.
+the engine did not report is None. None never means "no limit"; that is `UNLIMITED`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Queue(Frozen):
     """One queue of an engine, such as a Slurm partition. `open` is False if it accepts or starts no jobs now.
 
     `preempts` is the effect on its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of one
-    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that it admits, None for
-    all; `own_qos` is the QOS whose limits apply to all of its jobs.
+    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that the queue admits, None
+    for all; `own_qos` is the QOS whose limits apply to all of its jobs.
     """
 
     name: str
@@ -79,7 +79,10 @@ class Ceiling(Frozen):
     resource: str = ""
 
     def wanted(self, asked: Asked) -> int:
-        """Return the least amount that the job takes of it. Values left to the engine count as 0 or 1."""
+        """Return the smallest amount that the job uses of the limited quantity.
+
+        Values left to the engine count as 0 or 1.
+        """
         if self.kind in ("submitted", "running"):
             return asked.tasks
         if self.kind == "walltime":
@@ -98,16 +101,19 @@ class Ceiling(Frozen):
         return max(self.most - self.used, 0)
 
     def exceeded(self, asked: Asked) -> bool:
-        """Return whether the job can never start under it. Running jobs end and make room, so they do not count."""
+        """Return whether the job can never start under this limit.
+
+        Running jobs do not count, because they end and make room.
+        """
         return self.wanted(asked) > self.left if self.kind != "running" else self.most == 0
 
 
 class EngineLimits(Frozen):
     """An engine's answer before a job is submitted to it. `accounts` and `qos` are the user's own, None if unknown.
 
-    `ceilings` are the accounting limits that apply to this job. `unread` is why some limits of the engine are not
-    known. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling already explains
-    it better.
+    `ceilings` are the accounting limits that apply to this job. `unread` is the reason why some limits of the engine
+    are not known. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling already
+    explains the refusal better.
     """
 
     engine: str

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base of all errors: `str(error)` is the message, `next_steps` the fix. A plain sentence is one manual step."""
+    """Base of all errors: `str(error)` is the message, and `next_steps` are the fix.
+
+    A plain sentence becomes one manual step.
+    """
 
     code: ClassVar[str] = "error"
     retry: ClassVar[bool] = False
@@ -46,7 +49,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """No request that could rent a machine was sent, so this refusal of a create needs no second check."""
+        """No request that could rent a machine was sent, so this refused create needs no second check."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs; `interfaces.results` has the one for replies."""
@@ -87,7 +90,7 @@ class BadRequest(WardenError):
 
 
 class NotFound(WardenError):
-    """The named thing does not exist; the right place was searched."""
+    """The named object does not exist; the search was complete."""
 
     code = "not_found"
 
@@ -123,7 +126,7 @@ class RateLimited(WardenError):
 
 
 class Unreachable(WardenError):
-    """No response. The request may still have been carried out."""
+    """No response arrived. The request may still have been carried out."""
 
     code = "unreachable"
     retry = True

@@ -1,10 +1,10 @@
 """The rule by which evidence becomes a verdict. Standard library only, since it is shipped to machines.
 
 - *refuted* needs positive evidence: damage, a contradiction between parts, or a name that is known to run code.
-- *unknown* is everything that is merely not understood; its causes name the missing evidence.
-- *proven* is the rest: all was read, and loading it can't call anything outside the allow-list.
+- *unknown* is everything that is only not understood; the causes name the missing evidence.
+- *proven* is the rest: all of it was read, and loading it can't call anything outside the allow-list.
 
-A cause is a value. Sentences about it are for readers; no branch depends on them.
+A cause is a value. Sentences about a cause are for readers; no branch depends on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cause(str, Enum):  # noqa: UP042
     """Two parts disagree: two readers would read different content, or files of one folder do not belong together."""
     NOT_FINITE = "not_finite"
     NO_RESUME = "no_resume"
-    """It is whole, but a part that a resume needs is missing or does not fit."""
+    """It is undamaged, but a part that a resume needs is missing or does not fit."""
 
     NEEDS_CODE = "needs_code"
     """Loading it calls code that is on no list, so it can't be shown to be harmless."""
@@ -69,7 +69,7 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 class Evidence:
     """Findings: `problems` refute, `doubts` leave it unknown; `causes` classify both.
 
-    A line that a plug-in adds without a cause gets the usual cause of its kind.
+    If a plug-in adds a line without a cause, the line gets the usual cause of its kind.
     """
 
     problems: List[str]  # noqa: UP006
@@ -92,7 +92,7 @@ class Evidence:
         self.causes.append(cause)
 
     def adopt(self, other: Evidence) -> None:
-        """Add the problems and doubts of another check of the same thing."""
+        """Add the problems and doubts of another check of the same file or folder."""
         self.problems += other.problems
         self.doubts += other.doubts
         self.causes += other.why

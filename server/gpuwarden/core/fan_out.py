@@ -26,7 +26,10 @@ QUEUE_START_S: Final = 300
 
 
 class Search(Frozen):
-    """A search that chooses settings by the results of earlier cells. `space` has texts: `low..high` or `a,b,c`."""
+    """A search that chooses settings according to the results of earlier cells.
+
+    `space` contains texts: `low..high` or `a,b,c`.
+    """
 
     space: dict[str, str] = Field(min_length=1, max_length=16)
     trials: int = Field(ge=1, le=MAX_CELLS)
@@ -44,7 +47,7 @@ class Search(Frozen):
 
 
 class FanOutPlan(Frozen):
-    """All cells of a fan-out and its limits. `base` is the job of one cell, and its timeout that of one cell.
+    """All cells of a fan-out and its limits. `base` is the job of one cell, so its timeout is that of one cell.
 
     Raises ValueError for cells that collide: two with the same index, or two that would do the same work.
     """
@@ -87,12 +90,12 @@ class FanOutPlan(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the whole request."""
+        """Return the digest of the full request."""
         return digest(self)
 
 
 def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
-    """Return the digest of all that determines a cell's result: program, arguments, variables, inputs, settings."""
+    """Return the digest of all inputs to a cell's result: program, arguments, variables, inputs, settings."""
     program = [base.script, list(base.args), base.env, list(base.inputs)]
     return digest([program, dict(settings)])
 

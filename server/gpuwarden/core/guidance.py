@@ -1,6 +1,6 @@
 """Next steps as values: the MCP server renders one as a tool call, the terminal as a command to paste.
 
-Errors contain next steps, and errors are part of the archive that is shipped to machines, so this runs on Python 3.8.
+Errors contain next steps and are part of the archive that is shipped to machines, so this module runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[NextStep, ...]:
 
 
 def for_job(found: Iterable[NextStep], job_id: str | None) -> tuple[NextStep, ...]:
-    """Return the steps, with the job's id added to those that are about a job and name none."""
+    """Return the steps; add the job's id to those that are about a job and do not name one."""
     return tuple(
         NextStep(s.action, {**s.parameters, "job_id": job_id}, s.purpose, s.alternative)
         if job_id and s.action in OF_A_JOB and not {"job_id", "path"} & set(s.parameters)

@@ -1,8 +1,8 @@
 """Find secrets that are spelled out in a command line, a variable or a script.
 
-`fence.TOKEN` matches tokens of known shapes. This module recognizes a secret by the name beside a value, or by its
-position: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such
-as `$HF_TOKEN` or the path of a key file, is not a secret.
+`fence.TOKEN` matches tokens of known shapes. This module recognizes a secret by the name before it or by its position:
+`--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such as
+`$HF_TOKEN` or the path of a key file, does not count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORD: Final = re.compile(r"[^\s\"']+|\"[^\"]*\"|'[^']*'")
 _NAME: Final = r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z_][\w.-]{0,80})"
 _ASSIGNED: Final = re.compile(_NAME + r"""["']?\s?(?:=|:\s)\s?["']?(?P<value>[^\s"',;}&]+)""")
 _LITERAL: Final = re.compile(_NAME + r"""["']?\]?\s?[=:]\s?[rb]?["'](?P<value>[^\s"']{8,200})["']""")
-# After a header's name in quotes, a value without quotes is an expression of code.
+# After a quoted header name, a value without quotes is an expression in code.
 _IS: Final = r"""(?: ["'] \s?[:=]\s? ["'] | \s?[:=]\s? ["']? )"""
 _HEADER: Final = re.compile(
     rf"""(?xi)\b(?: (?:proxy-)? auth(?:orization)? {_IS} (?:bearer|basic|token|apikey) \s{{1,4}}
@@ -71,7 +71,7 @@ def forms_of(value: str) -> Iterator[str]:
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield raw.hex()
-    for before, skipped in enumerate((0, 2, 3)):  # skip the characters that also depend on the bytes before it
+    for before, skipped in enumerate((0, 2, 3)):  # skip the characters that also depend on the bytes before the secret
         yield base64.b64encode(bytes(before) + raw).decode()[skipped : (before + len(raw)) * 8 // 6]
 
 

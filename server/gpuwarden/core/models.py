@@ -44,7 +44,7 @@ MAX_ALTERNATIVES = 7
 MAX_SETTING = 4_096
 """Characters of one value of a cell."""
 CELLS = "cells"
-"""The folder of a fan-out's cells, below the working folder."""
+"""The folder of a fan-out's cells, in the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
 Until: TypeAlias = Literal["step", "state", "alert"]
 """Events that end a wait for a job."""
@@ -124,12 +124,12 @@ def clean_path(text: str) -> str:
     if ".." in path.parts:
         raise ValueError(f"{text!r} leaves its folder with '..'; use a path without it")
     if str(path) in {".", "/"}:
-        raise ValueError(f"{text!r} is a whole root; name a folder or file inside it")
+        raise ValueError(f"{text!r} is a root folder; name a folder or file inside it")
     return str(path)
 
 
 class Cell(Frozen):
-    """One run of a fan-out: its index in the plan, its settings, and the digest of its whole configuration."""
+    """One run of a fan-out: its index in the plan, its settings, and the digest of its full configuration."""
 
     index: int = Field(ge=0, lt=MAX_CELLS)
     settings: dict[SettingName, str] = Field(default_factory=dict, max_length=32)
@@ -183,7 +183,7 @@ class JobSpec(WithOptions):
     """The cells of a fan-out that this machine runs, one per GPU at a time."""
     cell_timeout_s: int | None = Field(default=None, ge=1, le=60 * 86400)
     alternatives: tuple[str, ...] = Field(default=(), max_length=MAX_ALTERNATIVES)
-    """Other places for the job, in order, as `PLATFORM` or `PLATFORM:GPU`; each is used if those before it are full."""
+    """Alternatives, in order, as `PLATFORM` or `PLATFORM:GPU`; each is used if those before it have no capacity."""
 
     @field_validator("artifact_store")
     @classmethod
@@ -243,7 +243,7 @@ class JobSpec(WithOptions):
     @classmethod
     def _inputs(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         if any(p.startswith("/") for p in paths):
-            raise ValueError("an input has an absolute path; name files and folders below the working directory")
+            raise ValueError("an input has an absolute path; name files and folders in the working directory")
         return tuple(dict.fromkeys(clean_path(p) for p in paths))
 
     @field_validator("command", "args")
@@ -311,7 +311,7 @@ class JobSpec(WithOptions):
 
 
 class SelfStop(Frozen):
-    """The way a machine stops itself: by a local command, or by a request with the key in its variable `key`."""
+    """The way in which a machine stops itself: a local command, or a request with the key from its variable `key`."""
 
     command: tuple[str, ...] = ()
     method: str = ""
@@ -321,7 +321,7 @@ class SelfStop(Frozen):
 
 
 class Park(Frozen):
-    """The self-stop of a machine: its runner stops it if it is not contacted for `after_s` seconds.
+    """The self-stop of a machine: the machine's runner stops it after `after_s` seconds without contact.
 
     The seconds count from the job's end, or from `deadline_s` after the launch. `by` is the way to stop. The machine
     is not stopped while one of the `outputs` is in memory; a rehearsal names none, since its files are on the disk of
@@ -344,13 +344,13 @@ class Park(Frozen):
 
 
 class Place(Frozen):
-    """The place at which a backend runs a job: an address, and the parent folder of run folders.
+    """The target on which a backend runs a job: an address, and the parent folder of run folders.
 
     `root` is the prefix of every absolute path of the machine: empty on a real machine, the instance's folder in a
-    rehearsal. `mounts` maps a path on the machine to a rehearsal's folder for that volume. `env` are the variables that
-    the platform sets for every process. `host_key` is the public key (`type base64`) of the machine's first contact,
-    which it must present from then on; None before that. `self_stop` is the command by which a rehearsal's machine
-    stops itself, `park` the order about self-stop that the job's runner got at the launch.
+    rehearsal. `mounts` maps each path of a volume on the machine to the folder that a rehearsal uses for it. `env` are
+    the variables that the platform sets for every process. `host_key` is the public key (`type base64`) of the
+    machine's first contact, which it must present from then on; None before that. `self_stop` is the command with which
+    a rehearsal's machine stops itself; `park` is the self-stop order that the job's runner got at the launch.
     """
 
     platform: str
@@ -378,7 +378,7 @@ class Place(Frozen):
 
 
 class Supervisor(Frozen):
-    """Identity of a job's supervisor process, as reported at the launch. Any other process differs in some field.
+    """Identity of a job's supervisor process, as reported at the launch. Every other process differs in a field.
 
     `machine` changes with every start of the machine; empty if it can't be read.
     """
@@ -392,7 +392,8 @@ class Supervisor(Frozen):
 class Handle(Frozen):
     """The key by which a backend finds a job again. `run_dir` is the real path, including `root`.
 
-    `declared` are outputs declared after the launch; they are stored in the job's record, not in the handle's event.
+    `declared` are outputs declared after the launch; they are stored in the job's record, not in the event with the
+    handle.
     """
 
     backend: str
@@ -404,7 +405,10 @@ class Handle(Frozen):
 
 
 class InstanceState(StrEnum):
-    """A provider's states, normalized. UNCLEAR: the instance is listed, but the rest of its row can't be read."""
+    """The states of a provider's instances, normalized.
+
+    UNCLEAR: the instance is listed, but the rest of its row can't be read.
+    """
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -454,7 +458,7 @@ class Account(Frozen):
 class Resources(WithOptions):
     """The request for an instance.
 
-    `deadline_s` is the longest time that the machine is needed; it is passed on to a platform that supports deadlines.
+    `deadline_s` is the longest time for which the machine is needed, passed on to platforms that support deadlines.
     """
 
     gpu: str | None = None
@@ -490,7 +494,10 @@ class Choice(Frozen):
 
 
 class Balance(Frozen):
-    """An account's balance in its own currency. `per_hour` is its present spending, as reported by the platform."""
+    """An account's balance in its own currency.
+
+    `per_hour` is the account's present spending, as reported by the platform.
+    """
 
     amount: float
     currency: str = "USD"
@@ -528,7 +535,7 @@ class Allocation(Frozen):
     """An engine's report on its job: id, place and usage. Times are seconds since the epoch.
 
     `id` is the engine's own, which it may reuse for another job later; gpuwarden identifies a job by its token. `why`
-    is the engine's reason to keep a job waiting. `ends_at` is the latest time at which the engine ends it.
+    is the engine's reason for keeping a job waiting. `ends_at` is the latest time at which the engine ends the job.
     """
 
     engine: str
@@ -550,8 +557,8 @@ class Observation(Frozen):
     heartbeat is too old. `source` is the origin of the step: metrics, output or files. `curve` is the loss by step in a
     few points. `eta_at` is when the last step is reached at the present pace, in seconds since the epoch. `signal` is
     the signal that ended the job, which then has no exit code. `machine` changes with each start of the machine, if the
-    machine reports it. `lost` means that the machine answered but has no status of the job. `upload` is why the upload
-    to the job's artifact store fails now.
+    machine reports it. `lost` means that the machine answered but has no status of the job. `upload` is the reason why
+    uploads to the job's artifact store currently fail.
     """
 
     state: Job
@@ -600,7 +607,7 @@ class LogChunk(Frozen):
 
     @classmethod
     def cut(cls, raw: bytes, cursor: int, limit: int) -> LogChunk:
-        """Return a piece of a whole log from a byte cursor; a negative cursor counts from its end."""
+        """Return a piece of a complete log from a byte cursor; a negative cursor counts from its end."""
         start = min(cursor, len(raw)) if cursor >= 0 else max(0, len(raw) + cursor)
         piece = raw[start : start + limit]
         end = start + len(piece)
@@ -631,9 +638,9 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when the sealer took that digest, if it did so right after the save
-    seal: SealLine | None = None  # the machine's own claim about that; any process there may have written it
-    xxh3_128: str | None = None  # many times faster than sha256; finds damage, not malice
+    sealed_at: float | None = None  # when the sealer computed that digest, if right after the save
+    seal: SealLine | None = None  # the machine's own claim about that; any process on it may have written this
+    xxh3_128: str | None = None  # many times faster than sha256; detects damage, not tampering
     crc32: str | None = None  # as fast, and the machine that saves the file needs only the standard library
     part_size: int | None = None  # of an upload in parts, for a file of more than one
     parts_sha256: str | None = None  # over the SHA-256 of each such part; a store lists the same value
@@ -645,7 +652,7 @@ class Artifact(Frozen):
 
 
 class InputFile(Frozen):
-    """One input of a job. `path` is relative to the working directory here and to the working folder there."""
+    """One input of a job. `path` is relative to the working directory, locally and on the machine."""
 
     path: str
     size: int = Field(ge=0)
@@ -693,7 +700,7 @@ class Manifest(Frozen):
 class Disclosure(Frozen):
     """Other content of a machine: processes of no gpuwarden job, and files that no job declared.
 
-    `complete` is false if a limit was reached or something could not be read, so there may be more.
+    `complete` is false if a limit was reached or an entry could not be read, so the lists may be incomplete.
     """
 
     processes: tuple[str, ...] = ()
@@ -721,8 +728,8 @@ class Level(StrEnum):
 class FileEvidence(Frozen):
     """The findings in one file. `proved` and `unproved` name facts in plain words.
 
-    `problems` refute the file, `doubts` leave it unknown, `warnings` do not affect the verdict. `sealed` is true if its
-    bytes equal a digest that was recorded earlier.
+    `problems` refute the file, `doubts` leave it unknown, `warnings` do not affect the verdict. `sealed` is true if the
+    bytes match a digest that was recorded earlier.
     """
 
     path: str
@@ -739,7 +746,7 @@ class FileEvidence(Frozen):
 
 
 class CheckpointEvidence(Frozen):
-    """The findings in one checkpoint folder. `resume` lists the obstacles to resuming from it.
+    """The findings in one checkpoint folder. `resume` lists the obstacles to resuming from this checkpoint.
 
     `path` is relative to the verified path, "." for that path itself.
     """
@@ -759,10 +766,10 @@ class CheckpointEvidence(Frozen):
 class Report(Frozen):
     """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest whole
-    checkpoint, None and "" without one. `unread` are files of no known format that match a recorded digest. `aside` are
-    broken pictures, tables and logs that match one, so they were saved like that, and belong to no checkpoint.
-    `readable` is the verdict on everything else.
+    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
+    complete checkpoint, None and "" without one. `unread` are files of no known format that match a recorded digest.
+    `aside` are broken images, tables and logs that match a recorded digest, so they were saved in that state, and that
+    belong to no checkpoint. `readable` is the verdict on everything else.
     """
 
     path: str
@@ -782,15 +789,15 @@ class Report(Frozen):
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
     causes: tuple[Cause, ...] = ()
-    """Causes why it is not proven, the gravest first: of the whole, of its checkpoints and of its files."""
+    """Causes why the verdict is not proven, the gravest first: of the path, its checkpoints and its files."""
     job: str = ""
     """The id of the job that wrote the outputs, "" for a path."""
     claimed: bool = False
-    """Whether the machine checked its own files, so that no copy was verified."""
+    """Whether the machine checked its own files; then no copy was verified."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return all problems and doubts: of the whole, of its checkpoints and of its files."""
+        """Return all problems and doubts: of the verified path, of its checkpoints and of its files."""
         parts = [("", self.problems + self.doubts)]
         parts += [(f"{c.path}: ", c.problems + c.doubts) for c in self.checkpoints]
         parts += [(f"{f.path}: ", f.problems + f.doubts) for f in self.files]

@@ -28,7 +28,7 @@ def usd_per_hour(price: float | None) -> str:
 
 
 def at_most(worst: float | None, ordered: str | None = None) -> str:
-    """Format a job's worst-case cost and its scope: a timeout limits the job; only a teardown limits the machine.
+    """Format a job's worst-case cost and its scope: a timeout limits the job's cost, a teardown the machine's.
 
     `ordered` is the verb of automatic teardown, which needs no approval once all outputs are proven.
     """
@@ -45,5 +45,5 @@ def bills_on(names: Sequence[str], price: float | None) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """Return an amount in a platform's own currency: `$25.00`, `180.00 CNY`."""
+    """Return an amount in a platform's currency: `$25.00`, `180.00 CNY`."""
     return usd(amount) if currency == "USD" else f"{amount:,.2f} {currency}"

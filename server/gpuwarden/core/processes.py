@@ -59,4 +59,4 @@ async def _feed(process: Process, given: bytes) -> None:
         await process.stdin.send(given)
         await process.stdin.aclose()
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
-        return  # the program ended before it read all input; its output has the reason
+        return  # the program ended before it read all input; its output contains the reason

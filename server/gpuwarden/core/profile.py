@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class Unfound(Frozen):
-    """A fact that is not established; `unknown` describes how to find out."""
+    """A fact that is not established; `unknown` describes how to establish it."""
 
     unknown: str = Field(min_length=8)
 
@@ -42,7 +42,7 @@ class Sourced(Frozen):
 class Survival(Frozen):
     """The events that files on a tier survive. Each event has an explicit answer or `unknown`.
 
-    `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform takes the machine back,
+    `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform reclaims the machine,
     `job_end` is the end of the process.
     """
 
@@ -86,8 +86,8 @@ class Meter(Sourced):
     """When the platform bills. `stops_on` lists the verbs after which compute is not billed.
 
     `residue` are the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
-    `Profile.residue` adds the requested ones. `counts` is the resource that a job consumes: money or, on an engine
-    without prices, a quota of machine time (`walltime`) or of the user's share (`fair_share`).
+    `Profile.residue` adds the requested ones. `counts` is the resource that a job consumes: money, or on an engine
+    without prices, a quota of machine time (`walltime`) or the user's share (`fair_share`).
     """
 
     metered: bool
@@ -109,7 +109,7 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether the platform offers such machines, the signal to the process, and the consequence."""
+    """Interruptions: whether interruptible machines are offered, the signal to the process, and the consequence."""
 
     offered: bool
     signal: Fact[Literal["SIGTERM", "none"]] = "none"
@@ -138,10 +138,10 @@ class Limits(Sourced):
 
 
 class Unattended(Sourced):
-    """The ways to end a machine without gpuwarden: the machine itself, or the platform at a given date.
+    """The ways in which a machine ends without gpuwarden: by itself, or by the platform at a given date.
 
     `self_stop` is whether a command on the machine, or a key limited to this one machine, can stop it. `by` is the way
-    to do so; `{instance}` in it is the machine's id. `end_date` is the platform's action at a given date: only an
+    to do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action at a given date: only an
     action that a source has observed counts, and no guarantee depends on `unreliable`.
     """
 
@@ -163,8 +163,8 @@ class DangerClock(Sourced):
     """An action that the platform takes by itself after some time, and that costs data or money.
 
     `after` is text for readers. If it is a duration, `after_s` is its length in seconds, counted from the event
-    `counts_from`: the machine's creation or its last stop. The date of one that counts from the end of the account's
-    balance follows from the spending per hour. `without_timeout` deadlines apply only to jobs without a timeout.
+    `counts_from`: the machine's creation or its last stop. If an action counts from the end of the account's balance,
+    its date follows from the spending per hour. `without_timeout` deadlines apply only to jobs without a timeout.
     """
 
     trigger: str
@@ -247,7 +247,7 @@ class Profile(Frozen):
             raise ValueError(f"run_root {self.run_root} is on none of the storage tiers that are always present")
         for verb in ("stop", "terminate"):
             if getattr(self.verbs, verb) and verb not in self.meter.residue and self.residue(verb):
-                raise ValueError(f"a tier bills after {verb}, so meter.residue has to name {verb}")
+                raise ValueError(f"a tier is billed after {verb}, so meter.residue has to name {verb}")
         return self
 
     @property
@@ -284,7 +284,7 @@ class Profile(Frozen):
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
         """Return the tiers of a job with or without durable storage requested, one for each path."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
-        there.sort(key=lambda t: t.present == "on_request")  # stable; of two at one path the requested one stays
+        there.sort(key=lambda t: t.present == "on_request")  # stable: of two tiers at a path, the requested one remains
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod
@@ -293,7 +293,7 @@ class Profile(Frozen):
         return tier.present == "always" or (tier.present == "on_request" and requested)
 
     def survives(self, path: str, event: Event, *, requested: bool = False) -> bool:
-        """Return whether a file at `path` outlives `event`. Unknown tiers and unknown facts do not."""
+        """Return whether a file at `path` survives `event`; False for unknown tiers and unknown facts."""
         tier = self.tier_of(path, requested=requested)
         return tier is not None and getattr(tier.survives, event) is True
 

@@ -1,4 +1,4 @@
-"""Whether a place meets a job's needs for the start: an interpreter, packages, a GPU, programs and files."""
+"""Whether a machine meets a job's needs at the start: an interpreter, packages, a GPU, programs and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 class Uv(StrEnum):
     """The source of uv on a machine.
 
-    BROUGHT: gpuwarden copies it there, as the policy allows. UNUSED: no script uses it.
+    BROUGHT: gpuwarden copies it to the machine, as the policy allows. UNUSED: no script uses it.
     """
 
     THERE = "there"
@@ -49,14 +49,15 @@ class Needs:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The needs that a place does not meet.
+    """The needs that a machine does not meet.
 
-    `python` is its interpreter's version, `unmet` are requirements of the header that the interpreter lacks. `trouble`
-    is why the header can't be parsed, `network` whether uv can fetch packages there. `gpus` are the names of its GPUs,
-    None if they can't be read; `gpus_why` is the reason. `no_python`: it has no Python, not even for the runner.
+    `python` is the version of its interpreter, `unmet` are requirements of the header that the interpreter lacks.
+    `trouble` is why the header can't be parsed, `network` whether uv can fetch packages there. `gpus` are the names of
+    its GPUs, None if they can't be read; `gpus_why` is the reason. `no_python`: the machine has no Python, not even for
+    the runner.
 
     `where` names the machine that was checked in place of the job's own, such as the login node of a cluster. A program
-    or a file that it lacks may exist on the job's machine, and the engine counts the GPUs.
+    or a file that this machine lacks may exist on the job's machine, and the engine counts the GPUs.
     """
 
     python: str = ""

@@ -1,6 +1,6 @@
 """Reasons as values: why a job or an instance is in its state. A branch compares codes and never reads a sentence.
 
-A code records an observation or decision of gpuwarden. Text that a job can write is never a code.
+A code records an observation or a decision by gpuwarden. Text that a job can write never becomes a code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpuwarden.core.guidance import Scalar
 class Code(StrEnum):
     """The reason for a state.
 
-    The runner on the machine writes the codes of the first group into a status. A job can write the same file, so these
-    codes only explain the end of a job; no decision depends on them.
+    The runner on the machine writes the codes of the first group into its status file. A job can write to the same
+    file, so these codes only explain why a job ended; no decision depends on them.
     """
 
     EXITED = "exited"
@@ -112,14 +112,14 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.LIVENESS_UNKNOWN: "its last status is running; this machine can't check whether the process is alive",
     Code.ENDING: "its status is {state}, but its supervisor is still running",
     Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
-    Code.NO_RUN_FOLDER: "the machine has no run folder of the job",
+    Code.NO_RUN_FOLDER: "the machine has no run folder for the job",
     Code.NO_STATUS: "the run folder has no status: the job was never launched there",
     Code.BAD_STATUS: "invalid runner status: {problem}",
     Code.UNKNOWN_STATE: "the runner reports the state {state}",
     Code.NO_ANSWER: "the machine does not answer",
     Code.ENGINE_QUEUE: "it waits in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine runs it; its runner has not reported yet",
-    Code.ENGINE_TOOK: "the engine took its allocation back ({state})",
+    Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
     Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner recorded no end",
     Code.RELAUNCH: "relaunch",
     Code.CANCELED: "canceled on request",
@@ -133,17 +133,17 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.REFUSAL_UNSETTLED: "the platform refused to rent a machine: {message}. A second check settles whether it "
     "rented one anyway",
     Code.UNFIT_HOST: "the machine is not fit for the job: {message}. It is still rented and billed.",
-    Code.NO_INSTANCE_RENTED: "no machine was rented in {tries} tries",
-    Code.GIVEN_BACK: "the instance was given back because {cause}; cost so far: {cost}",
+    Code.NO_INSTANCE_RENTED: "no machine could be rented in {tries} attempts",
+    Code.GIVEN_BACK: "the instance was released because {cause}; cost so far: {cost}",
     Code.GONE_EARLY: "the instance was gone before the launch",
     Code.GONE: "the instance is gone, and so is the job",
-    Code.INTERRUPTED_EARLY: "the machine was taken back before the launch",
-    Code.INTERRUPTED: "the machine was taken back during the run",
+    Code.INTERRUPTED_EARLY: "the platform reclaimed the machine before the launch",
+    Code.INTERRUPTED: "the platform reclaimed the machine during the run",
     Code.RESTARTED: "the machine was restarted during the run",
-    Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not known yet whether its machine is being taken back",
-    Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not taken back",
-    Code.TAKEN_FOR_GOOD: "the machine was permanently taken back, with the files on it",
-    Code.MAX_RESTARTS: "this was interruption {times}, and its restart limit is {limit}",
+    Code.INTERRUPTION_UNSEEN: "the job's process is gone; it is not known yet whether its machine is being reclaimed",
+    Code.NOT_INTERRUPTED: "a signal ended the job, and its machine was not reclaimed",
+    Code.TAKEN_FOR_GOOD: "the provider permanently reclaimed the machine, and its files are lost",
+    Code.MAX_RESTARTS: "this was interruption {times}; the job's restart limit is {limit}",
     Code.FOLDER_UNEXPLAINED: "the machine has no run folder of the job. It is unknown whether its process is alive",
     Code.FOLDER_REMOVED: "the machine has not restarted, but the job's run folder was removed from it. "
     "It is unknown whether its process is alive",
@@ -155,8 +155,8 @@ _TEXTS: Final[dict[Code, str]] = {
     "request to resume",
     Code.RESUMED: "resumed on request",
     Code.ENDED_PAUSED: "its machine was ended while the job was paused",
-    Code.ANOTHER_MACHINE: "its machine was permanently taken back; it resumes from its proven copy on another one",
-    Code.NOT_RELAUNCHED: "the machine was permanently taken back, and no other one is rented: {cause}",
+    Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another one",
+    Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
     Code.PARKED: "its machine is stopped, as its self-stop allows; the end of the job is known once the machine "
     "is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
@@ -179,7 +179,7 @@ _TEXTS: Final[dict[Code, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A code with the parameters of its sentence. `said` is foreign text that a runner or a platform gave with it."""
+    """A code with the parameters of its sentence. `said` is untrusted text from a runner or a platform."""
 
     code: Code
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class Reason:
 
     @property
     def text(self) -> str:
-        """Return one sentence. It may contain foreign text, so the caller must bound its length."""
+        """Return one sentence. It may contain untrusted text, so the caller must limit its length."""
         return self.said or _TEXTS.get(self.code, str(self.code)).format(**self.parameters)
 
     def as_dict(self) -> dict[str, Any]:

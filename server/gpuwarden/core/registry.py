@@ -9,7 +9,7 @@ the group `gpuwarden.<package>`, whose value is a module:
 Listing plug-ins imports none of them. A plug-in is imported and checked against its contract on first use; the error
 names the plug-in, its file, the fault and the package to install. A built-in plug-in can't be replaced. Standard
 library only, Python 3.8, because the archive of `checkpoints` ships it. In the archive, only built-in plug-ins count,
-so that packages on a rented machine can't decide about its own files.
+so that packages on a rented machine can't affect the verdict on that machine's files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Status:
 
 
 class Registry:
-    """The plug-ins of one kind: those of a gpuwarden package, and those of the entry-point group of the same name."""
+    """The plug-ins of one kind: those in a gpuwarden package, and those in the entry-point group of the same name."""
 
     def __init__(
         self, what: str, package: ModuleType, contract: Contract, *, hidden: frozenset[str] = frozenset({"base"})
@@ -89,7 +89,10 @@ class Registry:
         return self._sound_module(name, found[0].value, found[0])
 
     def make(self, name: str, *args: object) -> Any:
-        """Call `create` of one plug-in. Raises as `load` does, and NotSupported if the object breaks the contract."""
+        """Call `create` of one plug-in.
+
+        Raises the errors of `load`, and NotSupported if the object breaks the contract.
+        """
         module: Any = self.load(name)
         made = module.create(*args)
         if self.contract.product is not None:
@@ -97,7 +100,10 @@ class Registry:
         return made
 
     def usable(self) -> list[tuple[str, ModuleType]]:
-        """Load every plug-in, the built-in ones first. Omit added ones that can't be used: see `broken`."""
+        """Load every plug-in, the built-in ones first.
+
+        Plug-ins of installed packages that can't be used are omitted: see `broken`.
+        """
         return self._loaded()[0]
 
     def broken(self) -> list[Status]:
@@ -192,7 +198,7 @@ def _brought_by(entry: EntryPoint) -> str:
 
 
 def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the command that installs a missing package: the extra named like the plug-in if its package has one."""
+    """Return the command that installs a missing package: the extra of the plug-in's name if there is one."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     package = entry.dist.name if entry and entry.dist else _OURS

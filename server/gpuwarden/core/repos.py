@@ -1,6 +1,6 @@
 """Facts about repos on the Hugging Face Hub, as models that tools return and rules read.
 
-Strings in these models are foreign text. They are bounded and free of secrets and control characters; whole blocks
+Strings in these models are untrusted text. They are bounded and free of secrets and control characters; complete blocks
 (`about`, `preview`) are fenced.
 """
 
@@ -42,7 +42,10 @@ class Split(Frozen):
 
 
 class Config(Frozen):
-    """One config (subset) with its splits and columns. No columns means unknown columns, see `why`."""
+    """One config (subset) with its splits and columns.
+
+    An empty list of columns means that they are unknown, see `why`.
+    """
 
     name: str
     splits: tuple[Split, ...] = ()
@@ -58,8 +61,8 @@ class Config(Frozen):
 class Structure(Frozen):
     """The dataset viewer's facts. `partial`: it read only a part; `failed`: conversions that failed.
 
-    `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false without any
-    response, so that a retry may help.
+    `known` is false if the viewer gave no usable response; `why` describes the response. `reached` is false if there
+    was no response, so a retry may help.
     """
 
     known: bool = True
@@ -72,7 +75,7 @@ class Structure(Frozen):
 
 
 class Repo(Frozen):
-    """One repo as the Hub shows it to the token in use.
+    """One repo as the Hub describes it to the token in use.
 
     `status` is `gated` if the repo exists but its files can't be read, `renamed` if the id redirects to `id_now`,
     `disabled` if the Hub denies its files to every token. `access` is whether files can be read: True, False, or None

@@ -1,4 +1,4 @@
-"""Rules, in the form of lint rules: a rule is a decorated generator over frozen facts.
+"""Rules in the style of lint rules: a rule is a decorated generator over frozen facts.
 
 A rule's module contains one rule. Its docstring is its documentation: a title line, then the sections `Why:`,
 `Example:` (Python that the rule reports) and `Instead:` (Python that passes). Rules do no I/O: a use case collects the
@@ -36,7 +36,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Failure(Protocol):
-    """The attributes of an error that a finding needs; a `WardenError` has them."""
+    """The attributes of an error from which a finding is made; a `WardenError` has them."""
 
     message: str
     next_steps: tuple[NextStep, ...]
@@ -102,7 +102,7 @@ class Rule(Generic[F]):
     check: Callable[[F], Iterable[Found]]
 
     def run(self, facts: F) -> Iterator[Finding]:
-        """Yield the findings over `facts`. A step about a job without an id gets the job id of the facts."""
+        """Yield the findings over `facts`. A step that is about a job but has no job id gets the id from the facts."""
         for found in self.check(facts):
             yield Finding(
                 rule=self.id,

@@ -1,7 +1,7 @@
 """Map file names from another machine to safe local paths.
 
-A name from the remote side is untrusted data. It is mapped below the destination or rejected. It is never changed into
-another name, because files of a checkpoint refer to each other by name.
+A name from the remote side is untrusted data. It is mapped to a path in the destination or rejected. It is never
+changed into another name, because files of a checkpoint refer to each other by name.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|l
 
 
 class UnsafeName(BadReply):
-    """A name that can't be used for a file below the destination on this machine."""
+    """A name that can't be used for a file in the destination on this machine."""
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
-    """Return the local path of a manifest's file below the destination; absolute ones go below `machine/`.
+    """Return the local path of a manifest's file in the destination; absolute paths go under `machine/`.
 
     Raises `UnsafeName` as `check_name` does.
     """
@@ -45,7 +45,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # most are, and a manifest may have 200,000
+    plain = not windows and _PLAIN.fullmatch(path)  # most names are, and a manifest may have 200,000 of them
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:
@@ -62,7 +62,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
             )
     if parts[0].casefold() == STAGING or (not absolute and parts[0] == ABSOLUTE):
         raise UnsafeName(
-            f"the machine named a file {path[:200]!r}, below gpuwarden's own folder", "Rename it on the machine."
+            f"the machine named a file {path[:200]!r}, in gpuwarden's own folder", "Rename it on the machine."
         )
 
 
@@ -92,7 +92,7 @@ def make_parents(dest: Path, name: str) -> Path:
         except FileExistsError:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise UnsafeName(
-                    f"{folder} is a file or a symbolic link, so {name!r} can't be put below it",
+                    f"{folder} is a file or a symbolic link, so {name!r} can't be put into it",
                     "Move it away, or pull into an empty folder.",
                 ) from None
     return folder / last

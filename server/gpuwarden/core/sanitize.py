@@ -1,7 +1,7 @@
 """Sanitize untrusted text and redact secrets.
 
-Logs, READMEs, dataset rows and provider messages are data. They reach a model cut to a bounded length, between two
-fence lines that contain a digest of the text, so that a text can't close its own fence.
+Logs, READMEs, dataset rows and provider messages are data. They reach a model truncated to a maximum length, between
+two fence lines with a digest of the text, so that a text can't close its own fence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
-"""Marks around foreign text of one line: white square brackets, which logs, names and sentences do not need."""
+"""Marks around untrusted text of one line: white square brackets, which logs, names and sentences do not use."""
 MAX_WORDS = 4
 """The limit for one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
@@ -49,7 +49,7 @@ SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
 
-# Names of files that contain keys, independent of their text.
+# Names of files that contain keys, independent of their content.
 SECRET_FILE = re.compile(
     r"(?i).*\.env|\.env\..*|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(pem|key|p12|pfx|ppk|jks|keystore|kdbx)|[._]?netrc"
     r"|(aws_)?credentials(\.json|\.ini)?|client_secret.*\.json|service[_-]?account.*\.json"
@@ -64,7 +64,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def redact(text: str, values: Iterable[str] = ()) -> str:
-    """Return `text` without token shapes and without the given secret values (of 6 characters or more)."""
+    """Return `text` without tokens of known shapes and without the given secret values (of 6 characters or more)."""
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
@@ -80,7 +80,10 @@ def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[st
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """Return a JSON body without token shapes, `values` and unpaired surrogates. Each string is handled alone."""
+    """Return a JSON body without tokens of known shapes, `values` and unpaired surrogates.
+
+    Each string is processed separately.
+    """
     if isinstance(body, str):
         return redact(body.encode("utf-8", "replace").decode(), values)
     if isinstance(body, dict):
@@ -104,7 +107,7 @@ def clip(text: str, limit: int, *, keep: str = "end") -> str:
 
 
 def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", values: Iterable[str] = ()) -> str:
-    """Return `text` as data: redacted, plain, bounded, and between two lines that it can't forge."""
+    """Return `text` as data: redacted, plain, bounded, and between two lines that the text can't forge."""
     body = clip(_clean(text, values), limit, keep=keep)
     mark = hashlib.sha256(body.encode()).hexdigest()[:12]
     while mark in body:
@@ -114,12 +117,12 @@ def fence(text: str, source: str, *, limit: int = 4_000, keep: str = "end", valu
 
 
 def unfenced(text: str) -> str:
-    """Return foreign text without the fence lines, which are for models."""
+    """Return untrusted text without the fence lines, which are for models."""
     return "\n".join(text.splitlines()[1:-1])
 
 
 def line(text: object, limit: int = 300) -> str:
-    """Return foreign text as one short, safe line, for messages."""
+    """Return untrusted text as one short, safe line, for messages."""
     return clip(" ".join(_clean(str(text)).split()), limit, keep="start").replace("\n", " ")
 
 

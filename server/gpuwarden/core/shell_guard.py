@@ -2,7 +2,7 @@
 
 A sequence is a string of steps that follow a program's name. A step is one word, or several with `|` between them; `*`
 matches any one word. A step that starts with `-` is an option that must be present anywhere, and one that starts with
-`!-` an option that must be absent. Words and options between the steps are skipped, as a command line parser does.
+`!-` an option that must be absent. Words and options between the steps are skipped, as in a command line parser.
 
     ShellGuard(ends={"vastai": ("destroy", "stop"), "sky": ("jobs cancel", "serve down")})
 """
@@ -26,12 +26,14 @@ class ShellGuard:
     remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By program: sequences after which a command for the rented machine follows."""
     hosts: tuple[str, ...] = ()
-    """Host names of the platform's API; each includes every name below it."""
+    """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
-    """Regular expressions over an address: paths of an API that each site serves under its own host name."""
+    """Regular expressions over a URL: paths of an API that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
-    """Regular expressions over a request's address and body: requests besides DELETE that end a machine. Reads never
-    match."""
+    """Regular expressions over a request's URL and body: requests other than DELETE that end a machine.
+
+    Reads never match.
+    """
     code: tuple[str, ...] = ()
     """Regular expressions over code in Python or JavaScript: calls of the platform's library that end a machine."""
     servers: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ _TOLD: Final = {
 
 
 class Lease(StrEnum):
-    """The billing state of an instance, as far as known. Only an observation leads to STOPPED."""
+    """The billing state of an instance, as far as it is known. Only an observation leads to STOPPED."""
 
     NONE = "none"
     METERING = "metering"
@@ -88,7 +88,7 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     ),
     # A paused one has no process, and is relaunched from its checkpoint only on request.
     _J.PAUSED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.FAILED, _J.CANCELED}),
-    # Unknown describes gpuwarden's knowledge, not the job: any state may be observed next.
+    # UNKNOWN describes gpuwarden's knowledge, not the job: any state may be observed next.
     _J.UNKNOWN: frozenset(
         {
             _J.PROVISIONING,
@@ -109,12 +109,12 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
 }
 
 LEASE: Final[dict[Lease, frozenset[Lease]]] = {
-    # The intent to rent is written first: from then on a meter may be running.
+    # The intent to rent is recorded first: from then on a machine may be billed.
     _L.NONE: frozenset({_L.UNVERIFIED}),
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Instances have returned after "gone"; a stopped one can be started again, or is given back before it ran a job.
+    # Instances have returned after "gone". A stopped one can be started again, or is released before it ran a job.
     _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
@@ -132,7 +132,7 @@ TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
 
 TERMINAL_JOBS: Final = frozenset(s for s, nexts in JOB.items() if not nexts)
 AT_REST: Final = TERMINAL_JOBS | {Job.PAUSED}
-"""States in which a job has no process that could still write."""
+"""States in which a job has no process that could still write files."""
 LIVE_LEASES: Final = frozenset({Lease.METERING, Lease.STOPPING, Lease.UNVERIFIED})
 OPEN_TEARDOWNS: Final = frozenset(s for s, nexts in TEARDOWN.items() if nexts)
 

@@ -1,7 +1,8 @@
-"""Addresses of artifact stores: places in S3, or a repo or bucket on the Hub, that outlive the rented machine and this
-one.
+"""Addresses of artifact stores, which keep outputs independently of the rented machine and of this one.
 
-The files of a job are stored below the path and the job's id, so that no job overwrites the files of another one.
+A store is a path in an S3 bucket, or a repo or a bucket on the Hub.
+
+The files of a job are stored under the path and the job's id, so that no job overwrites the files of another one.
 
 | variable | meaning |
 |---|---|
@@ -9,7 +10,7 @@ The files of a job are stored below the path and the job's id, so that no job ov
 | `GPUWARDEN_STORE_AWS_SESSION_TOKEN` | the session token of a temporary key |
 | `GPUWARDEN_STORE_HF_TOKEN` | the uploader's token for the Hub |
 | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN` | the key that reads a store in S3 from here |
-| `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the address of a store that is not AWS's |
+| `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | the endpoint of an S3-compatible store other than AWS |
 | `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of a store in S3 |
 """
 
@@ -24,7 +25,7 @@ from gpuwarden.core.credentials import credential, without_login
 
 MAX_MANIFEST: Final = 64 << 20
 MANIFEST: Final = "gpuwarden-manifest.json"
-"""The name of a store's manifest. It is written after the files, so every file that it lists was stored whole."""
+"""The name of a store's manifest. It is written after the files, so every file that it lists was stored completely."""
 OWN_KEYS: Final = "GPUWARDEN_STORE_"
 """The prefix of a store's credentials in gpuwarden's environment."""
 _REQUIRED: Final = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "hf": ("HF_TOKEN",)}
@@ -68,13 +69,13 @@ class StoreAddress:
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
     def key(self, job: str, path: str = "") -> str:
-        """Return the full name of a job's file in the store. Absolute paths go below `machine/`, as in a pull."""
+        """Return the full name of a job's file in the store. Absolute paths go under `machine/`, as in a pull."""
         inside = f"machine/{path.lstrip('/')}" if path.startswith("/") else path
         return "/".join(part for part in (self.path, job, inside) if part)
 
     @staticmethod
     def reserved(path: str) -> bool:
-        """Return whether an output would be stored in the place of absolute paths or of the manifest."""
+        """Return whether an output would use the store's path for absolute paths or for the manifest."""
         return path.split("/")[0] in {"machine", MANIFEST}
 
     @property
@@ -100,7 +101,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class StorePattern:
-    """A place that the user lists in the policy, and everything below it. A part that is `*` is any one name."""
+    """An entry of the policy's list of stores. It covers everything under it; `*` as a part matches any one name."""
 
     scheme: str
     kind: str
@@ -108,17 +109,17 @@ class StorePattern:
 
     @classmethod
     def parse(cls, text: str) -> StorePattern:
-        """Parse a place. Raises ValueError with the expected form."""
+        """Parse an entry. Raises ValueError with the expected form."""
         scheme, mark, rest = text.partition("://")
         parts = rest.rstrip("/").split("/")
         kind = _KINDS[parts.pop(0)] if scheme == "hf" and parts[0] in _KINDS else "model"
         sound = mark and scheme in _REQUIRED and len(parts) >= (2 if scheme == "hf" else 1)
         if not sound or not all(part == "*" or _SEGMENT.fullmatch(part) for part in parts):
-            raise ValueError(f"{text!r} is not a place such as s3://bucket/prefix or hf://owner/*")
+            raise ValueError(f"{text!r} is not a store such as s3://bucket/prefix or hf://owner/*")
         return cls(scheme, kind, tuple(parts))
 
     def covers(self, other: StoreAddress | StorePattern) -> bool:
-        """Return whether an address, or every address of another place, is at or below this place."""
+        """Return whether this entry covers an address, or every address that another entry covers."""
         address = [] if isinstance(other, StorePattern) else f"{other.root}/{other.path}".split("/")
         parts = other.parts if isinstance(other, StorePattern) else tuple(filter(None, address))
         alike = (self.scheme, self.kind) == (other.scheme, other.kind) and len(parts) >= len(self.parts)
@@ -127,7 +128,7 @@ class StorePattern:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One object as its store describes it; `parts_sha256` is the digest over the digests of an upload's `parts`."""
+    """One object as its store describes it; `parts_sha256` is the digest over the digests of the upload's `parts`."""
 
     size: int
     sha256: str | None = None

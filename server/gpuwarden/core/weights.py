@@ -1,6 +1,6 @@
 """Recognize a saved model or a part of a checkpoint by its path alone.
 
-The test is for undeclared files on a machine that is about to end, whose bytes are not available here.
+The test is for undeclared files on a machine that is about to end; their content is not available here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHES: Final = re.compile(
 def checkpoint_like(path: str) -> bool:
     """Return whether a path names model weights or a part of a checkpoint.
 
-    Files in a cache of downloads or of installed packages can be fetched again, so they are not counted.
+    Files in a cache of downloads or of installed packages do not count, because they can be fetched again.
     """
     *folders, name = path.split("/")
     if _CACHES.search(f"/{path}"):

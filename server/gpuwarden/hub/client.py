@@ -2,16 +2,16 @@
 
 It uses huggingface_hub's async session, which provides the offline guard, the user agent and the token lookup.
 huggingface_hub has no async API and no default timeout, and its list calls wait 23 seconds for a refused connection, so
-this module makes the requests itself.
+this module sends the requests itself.
 
 One request takes at most `timeout_s`, including its retry and its wait for other requests.
 
-A 401, 403 or 404 is an answer and is returned as a `HubResponse`. Raises `RateLimited` (with the Hub's number of
-seconds), `Unreachable` for no answer or a 5xx, and `BadReply` for a body that is not JSON or too long.
+A 401, 403 or 404 is a valid response and is returned as a `HubResponse`. Raises `RateLimited` (with the Hub's number of
+seconds), `Unreachable` for no response or a 5xx, and `BadReply` for a body that is not JSON or is too long.
 
 | variable | meaning |
 |---|---|
-| `HF_TOKEN` | the Hub's token, instead of the one of `hf auth login` |
+| `HF_TOKEN` | the Hub's token, instead of the one from `hf auth login` |
 | `HF_ENDPOINT` | another address of the Hub |
 | `GPUWARDEN_DATASET_VIEWER` | the address of that Hub's dataset viewer |
 | `HF_HOME` | the folder of the Hub's cache and of the token that `hf auth login` stored |
@@ -56,7 +56,8 @@ class HubConfig:
     def from_env(cls, env: Mapping[str, str] | None = None) -> HubConfig:
         """Read `HF_ENDPOINT`, `GPUWARDEN_DATASET_VIEWER` and the token, like huggingface_hub.
 
-        The viewer's address can't be derived reliably from the Hub's. If you set your own endpoint, set it too.
+        The viewer's address can't be derived reliably from the Hub's: if you set your own endpoint, also set the
+        viewer's.
         """
         from huggingface_hub import get_token
 
@@ -176,7 +177,7 @@ class HubClient:
             async for chunk in response.aiter_bytes():
                 raw += chunk
                 if len(raw) > MAX_REPLY:
-                    too_long = f"the answer to {path} is longer than {MAX_REPLY >> 20} MB"
+                    too_long = f"the response to {path} is longer than {MAX_REPLY >> 20} MB"
                     raise BadReply(too_long, "Reading stopped there.")
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
@@ -189,7 +190,7 @@ class HubClient:
         except (ValueError, RecursionError):
             if response.status_code < 400:
                 raise BadReply(
-                    f"the answer to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
+                    f"the response to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
                     "A proxy or a login page between this machine and the Hub may have answered; check HF_ENDPOINT.",
                 ) from None
             parsed = None
@@ -248,7 +249,7 @@ class HubClient:
         if status == 429:
             after = retry_after_s(headers, self._clock.now())
             wait = after if after is not None else float(found[3]) if found else None
-            # Concurrent callers also stop, because further requests only extend the wait.
+            # Concurrent callers stop too, because further requests only extend the wait.
             self._blocked_until = self._clock.now() + (wait or 0.0)
             raise _limited(wait, "the Hub answered 429: its rate limit is reached")
 
@@ -265,5 +266,5 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
 def _limited(wait: float | None, why: str) -> RateLimited:
     when = f"in {wait:.0f} seconds" if wait is not None else "in some minutes"
     return RateLimited(
-        why, f"Try again {when}. Set a token to raise the limit: anonymous callers get the lowest one.", after_s=wait
+        why, f"Try again {when}. Set a token to raise the limit: anonymous callers get the lowest limit.", after_s=wait
     )

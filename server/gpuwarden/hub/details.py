@@ -24,7 +24,7 @@ _GATES = {"auto": "auto", "manual": "manual", True: "yes"}
 
 async def repo_details(
     ids: Sequence[str],
-    type: RepoType | None = None,  # noqa: A002  (the name that agents know from the Hub's own tools)
+    type: RepoType | None = None,  # noqa: A002  (agents know this name from the Hub's own tools)
     operations: Sequence[Operation] = ("overview",),
     config: str | None = None,
     split: str | None = None,
@@ -36,7 +36,7 @@ async def repo_details(
     """Look up 1 to 10 repos at once. Without a type, a repo is looked up as a model and as a dataset.
 
     `offset` and `limit` (1 to 100) choose the rows of `dataset_preview`. A repo that can't be read has status `error`;
-    the call itself raises `BadRequest` for invalid arguments only.
+    the call itself raises only `BadRequest`, for invalid arguments.
     """
     if not 1 <= len(ids) <= MAX_IDS:
         raise BadRequest(f"{len(ids)} ids were given; give 1 to {MAX_IDS} in one call")
@@ -70,7 +70,7 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """Return one repo, without rows, by one request if its type is known. Never raises for errors of the Hub."""
+    """Return one repo without rows; send one request if its type is known. Never raises for errors of the Hub."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
             id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; use the form owner/name"

@@ -28,7 +28,7 @@ class Account(Frozen):
 
 @dataclass(frozen=True)
 class RepoFact:
-    """One use of a repo, and the repo as the Hub shows it. `shape` is known for a model that is trained."""
+    """One use of a repo, and the repo as the Hub describes it. `shape` is known for a model that is trained."""
 
     use: RepoUse
     repo: Repo
@@ -49,7 +49,7 @@ class RepoFact:
 
     @property
     def config(self) -> Config | None:
-        """Return the config that the job reads: the named one, the only one, the card's default, or `default`."""
+        """Return the config that the job reads: the named one, the only one, the default of the card, or `default`."""
         configs = self.repo.structure.configs if self.repo.structure else ()
         if "config" in self.use.unknown and len(configs) > 1:
             return None
@@ -72,7 +72,7 @@ class HubFacts:
 
     @property
     def model(self) -> RepoFact | None:
-        """Return the trained model: the one given to a trainer or loaded with a head, None unless it is unique."""
+        """Return the trained model: the one given to a trainer or loaded with a head; None if it is not unique."""
         models = [f for f in self.repos if f.use.type == "model" and f.use.trains and f.repo.exists]
         return models[0] if len({f.use.id for f in models}) == 1 else None
 

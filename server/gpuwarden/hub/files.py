@@ -1,6 +1,6 @@
 """A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
 
-The listing is the Hub's claim. A range request reads the bytes that its storage actually has.
+The listing is the Hub's claim. A range request reads the bytes that the Hub's storage actually contains.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small files, which git stores under another id."""
+    """One file as the Hub lists it; `sha256` is None for small files, because git stores those under another id."""
 
     size: int
     sha256: str | None
@@ -69,7 +69,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files below an address, at one commit. Paths are relative to the repo."""
+    """The files under an address, at one commit. Paths are relative to the repo."""
 
     address: Address
     commit: str
@@ -183,7 +183,7 @@ class RangeSource(Source):
         return data[offset - first * BLOCK :][:length]
 
     def beside(self, name: str) -> Source | None:
-        """Return another file of the same folder, None if the repo has none of that name."""
+        """Return another file of the same folder; None if the repo has no file of that name."""
         path = (self.path.parent / name).as_posix()
         return RangeSource(self._listing, path, self._config, self._took) if path in self._listing.files else None
 
@@ -217,18 +217,18 @@ class RangeSource(Source):
         if reply.status_code == 416:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores fewer")
         if reply.status_code != 206 and not whole:
-            raise Doubtful(f"the Hub answered {reply.status_code} to a request for a part of it")
+            raise Doubtful(f"the Hub answered {reply.status_code} to a request for a part of the file")
         stored = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("content-range", ""))
         if stored and int(stored[2]) != self.size:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores {int(stored[2]):,}")
         if stored and int(stored[1]) != offset:
-            raise Doubtful("the Hub sent another part of it than requested")
+            raise Doubtful("the Hub sent a different part of the file than requested")
         data = bytearray()
-        for chunk in reply.iter_raw():  # raw, because no compression was requested and a few bytes may unpack to many
+        for chunk in reply.iter_raw():  # raw: no compression was requested, and a few bytes may unpack to many
             self._took(len(chunk))  # checked at each piece, because a slow body can last for days
             data += chunk
             if len(data) > length:
-                raise Doubtful("the Hub sent more of it than requested")
+                raise Doubtful("the Hub sent more of the file than requested")
         if len(data) != length:
             raise Doubtful(f"the Hub sent {len(data):,} of {length:,} requested bytes")
         return bytes(data)

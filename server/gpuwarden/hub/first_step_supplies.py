@@ -43,7 +43,7 @@ class Supplies:
 
 
 async def bring(uses: Iterable[RepoUse], config: HubConfig, *, clock: Clock | None = None) -> Supplies:
-    """Return the supplies of these repos from the Hub or its local cache, without those that can't be fetched."""
+    """Return the supplies of these repos from the Hub or its local cache; omit those that can't be fetched."""
     found = Supplies()
     named = list(dict.fromkeys((use.type, use.id) for use in uses))
     async with HubClient(config, clock=clock) as hub:
@@ -93,7 +93,7 @@ def _cached(name: str) -> dict[str, bytes]:
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # the library raises errors of many kinds for a missing repo
+    except Exception:  # the library raises many kinds of errors for a missing repo
         return {}
     chosen: dict[str, bytes] = {}
     left = MOST_BYTES
@@ -132,7 +132,7 @@ async def _dataset(hub: HubClient, name: str, found: Supplies) -> None:
 
 
 async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
-    """Return features and rows of a config by split, without splits for which the viewer has no rows."""
+    """Return the features and rows of a config by split; omit splits for which the viewer has no rows."""
     found: dict[str, Any] = {}
     for split in config.splits[:MOST_SPLITS]:
         where = {"dataset": name, "config": config.name, "split": split.name}
@@ -143,7 +143,7 @@ async def _splits(hub: HubClient, name: str, config: Config) -> dict[str, Any]:
 
 
 def _rows(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return features and a few rows of the viewer's answer; None if it has no usable row."""
+    """Return the features and a few rows from the viewer's response; None if it has no usable row."""
     try:
         features = {str(f["name"]): f["type"] for f in said["features"]}
         whole = [row["row"] for row in said["rows"] if not row.get("truncated_cells")] or [

@@ -37,7 +37,7 @@ _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
 async def namespace(hub: HubClient) -> str:
-    """Return the account of the token, which owns the jobs. Raises AuthFailed, Unreachable."""
+    """Return the token's account, which owns the jobs. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in gpuwarden's environment.")
     from gpuwarden.hub.preflight_facts import read_account  # imports the reader of scripts
@@ -69,7 +69,7 @@ async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return every job with these labels, from all pages. Raises BadReply for a page of unknown shape."""
+    """Return every job with these labels, from all pages. Raises BadReply for a page with an unknown shape."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"label": [f"{k}={v}" for k, v in labels.items()]})
     found = [checked(HubResponse(200, row, {})) for row in rows]
     return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
@@ -82,7 +82,7 @@ async def live(hub: HubClient, owner: str) -> list[dict[str, Any]]:
 
 
 async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
-    """Return the scheduled jobs of a namespace. Each starts jobs by itself unless it is suspended."""
+    """Return the scheduled jobs of a namespace. Each one starts jobs by itself unless it is suspended."""
     rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
     for row in rows:
         if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
@@ -106,7 +106,9 @@ async def paged(
         if reply.status != 200:
             refuse(reply)
         if not isinstance(reply.json, list) or not all(isinstance(row, dict) for row in reply.json):
-            raise BadReply(f"the Hub's answer to {path} is not a JSON list", "Nothing is concluded from it; try again.")
+            raise BadReply(
+                f"the Hub's response to {path} is not a JSON list", "Nothing is concluded from it; try again."
+            )
         rows += reply.json
         more = _NEXT.search(reply.headers.get("link", ""))
         if not more or not more[1].startswith(hub.config.endpoint + "/"):
@@ -186,7 +188,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
     """Return the log from its beginning up to about `upto` bytes, and whether it was read to its present end.
 
-    A running job's stream stays open. It counts as read to its end after `IDLE_S` without data.
+    A running job's stream stays open. The log counts as read to its end after `IDLE_S` seconds without data.
     """
     text = bytearray()
     try:
@@ -219,12 +221,14 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub shows it. Raises BadReply for an unknown shape, and a `WardenError` for a refusal."""
+    """Return a job as the Hub describes it. Raises BadReply for an unknown shape, and a `WardenError` for a refusal."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
     if not isinstance(job, dict) or not _ID.fullmatch(str(job.get("id"))) or stage_of(job) not in STAGES:
-        raise BadReply("the Hub's answer about a job has an unknown shape", "Nothing is concluded from it; try again.")
+        raise BadReply(
+            "the Hub's response about a job has an unknown shape", "Nothing is concluded from it; try again."
+        )
     return job
 
 
@@ -243,7 +247,7 @@ def refuse(reply: HubResponse) -> None:
 
 
 def stage_of(job: Mapping[str, Any]) -> str:
-    """Return the stage, empty if the Hub shows none."""
+    """Return the stage, empty if the Hub reports none."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
 

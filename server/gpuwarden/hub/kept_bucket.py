@@ -1,7 +1,7 @@
 """Read an artifact store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
 
 A bucket lists a hash of the Hub's own chunks and no SHA-256, so its list can't be compared with sealed digests. Small
-files are read whole, within a limit. A larger one is proven by a pull, which hashes the bytes as they arrive.
+files are read completely, within a limit. A larger file is proven by a pull, which hashes its bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class BucketSource(RangeSource):
 
 
 class BucketReader:
-    """A bucket as a `Store`. It has no commits, so content may be newer than the listing; digests reveal that."""
+    """A bucket as a `Store`.
+
+    A bucket has no commits, so a file may be newer than the listing; its digest reveals that.
+    """
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
         self._address, self._config, self._clock = address, config, clock
@@ -60,7 +63,7 @@ class BucketReader:
         return b"".join([piece async for piece in self.read(key)])
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the existing files among `keys`. `read`: read the small ones to add their digests."""
+        """Return the existing files among `keys`. `read`: also read the small files, to add their digests."""
         found: dict[str, StoredFile] = {}
         count = 0
         for key, size in (await self._listed(keys)).items():

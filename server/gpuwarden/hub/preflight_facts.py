@@ -1,4 +1,4 @@
-"""Collect the Hub facts for the submit rules, by one request for each repo that the job names."""
+"""Collect the Hub facts for the submit rules, with one request for each repo that the job names."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return the repos of the script, one use for each way a repo is read, and those named by plain variables."""
+    """Return the script's repos, one use for each way in which a repo is read, and those named by plain variables."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []

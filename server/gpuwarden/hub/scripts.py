@@ -1,7 +1,7 @@
 """Fetch scripts that a command names by URL.
 
-Only hosts that are known to serve raw files are contacted, and redirects are not followed: the author of the command
-chooses the address, and this machine may reach hosts that the author can't.
+Only hosts that are known to serve raw files are contacted, and redirects are not followed, because the author of the
+command chooses the address, and this machine may reach hosts that the author can't reach.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     mine = address.startswith(config.endpoint + "/") and config.token
     headers = {"Authorization": f"Bearer {config.sendable_token}"} if mine else {}
     try:
-        with anyio.fail_after(TIMEOUT_S):  # limits the whole, because a slow body may last for days
+        with anyio.fail_after(TIMEOUT_S):  # limits the total time, because a slow body may last for days
             async with (
                 httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
                 session.stream("GET", address, headers=headers) as reply,

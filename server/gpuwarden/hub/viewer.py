@@ -35,7 +35,7 @@ async def structure(hub: HubClient, dataset: str, only: str | None = None) -> St
 async def preview(
     hub: HubClient, dataset: str, config: str | None, split: str | None, offset: int, limit: int
 ) -> tuple[str, Config | None]:
-    """Return some rows as fenced JSON lines, and the config with the columns of these rows."""
+    """Return some rows as fenced JSON lines, and the config with the columns of those rows."""
     if config is None or split is None:
         listed = await hub.get("/splits", {"dataset": dataset}, viewer=True)
         pairs = [(str(s.get("config")), str(s.get("split"))) for s in _dicts((listed.json or {}).get("splits"))]
@@ -90,7 +90,7 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
-        # Rows can often be read while the conversion is pending or after it failed; one page of rows has the columns.
+        # Rows can often be read while the conversion is pending or has failed; a page of rows names the columns.
         first, split = configs[0], configs[0].splits[0].name
         where = {"dataset": dataset, "config": first.name, "split": split}
         rows = await hub.get("/first-rows", where, viewer=True)

@@ -16,12 +16,13 @@ NAME: Final = "gpuwarden"
 CLIENT_NAMES: Final = ("claude", "codex", "gemini", "cursor", "vscode", "zed")
 """The clients that `gpuwarden setup` supports."""
 SOURCE: Final = "git+https://github.com/gpuwarden/gpuwarden@v{version}"
-"""The package source for uvx. When the package is on PyPI, change only this line, to `gpuwarden=={version}`."""
+"""The package source for uvx. When the package is on PyPI, change this line only, to `gpuwarden=={version}`."""
 FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""Names that Gemini does not pass on by default, names whose value may look secret to it, and gpuwarden's own."""
+"""Variables that Gemini does not pass on by default, variables whose value may look secret to it, and gpuwarden's own.
+"""
 FIRST_START_S: Final = 300
 """Maximum seconds for a first start, which downloads the packages of the lock file."""
 

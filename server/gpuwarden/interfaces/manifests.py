@@ -4,9 +4,10 @@
 pyproject.toml, the command from `launch`, the variables from the docstring tables of the modules that read them. A test
 checks that the files are current.
 
-Claude Code, Codex and Gemini start the server from the plugin's folder, each with a separate file: only Claude Code
-expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex takes `"cwd": "."`. The
-plugin of the portable format (Agent Plugins) is in a separate folder, because Codex would prefer it to its own file.
+Claude Code, Codex and Gemini start the server from the plugin's folder, each with a separate file, because only Claude
+Code expands `${CLAUDE_PLUGIN_ROOT}` in arguments, only Gemini expands `${extensionPath}`, and Codex accepts `"cwd":
+"."`. The plugin of the portable format (Agent Plugins) is in a separate folder, because Codex would prefer it to the
+file for Codex.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """Return the text of every manifest by its path below `root`, a checkout."""
+    """Return the text of every manifest by its path relative to `root`, a checkout."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about = project["description"]

@@ -1,8 +1,8 @@
 """List the variables that a client must pass on to the server, from the docstring tables of the modules that read them.
 
 Claude Code passes its whole environment. Codex passes only variables that are listed by name, and Gemini omits names
-that look secret. So each plug-in lists its variables in a table in its module docstring, and the manifests and
-`gpuwarden setup` name all of them. Files contain only names, never values.
+that look secret. Therefore each plug-in lists its variables in a table in its module docstring, and the manifests and
+`gpuwarden setup` name all of these variables. Files contain only names, never values.
 
     | variable | meaning |
     |---|---|
@@ -34,7 +34,7 @@ SYSTEM: Final = {
     "HTTPS_PROXY": "the proxy of the network",
     "NO_PROXY": "addresses that bypass the proxy",
 }
-"""Variables of the system that libraries read."""
+"""System environment variables that libraries read."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The strict loader of `references/**/*.md`.
+"""Load `references/**/*.md` strictly.
 
 A page is Markdown with YAML front matter (`title`, `summary`, and `prefix` if it contains entries). An entry is a
 level-2 heading and one fenced block:
@@ -17,9 +17,9 @@ level-2 heading and one fenced block:
 
 Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
 from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
-failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that mean
-nothing once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every mistake is
-reported with file and line.
+failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that are
+meaningless if they occur once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every
+mistake is reported with file and line.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Unsigned(StrEnum):
     """The reason why an entry has no signature: no line of a job's log distinguishes it from others."""
 
     SILENT = "silent"
-    """The run prints nothing specific to it."""
+    """The run prints nothing specific to the failure."""
     ADVICE = "advice"
     """A choice before a run, not a failure."""
     CONSOLE = "console"
     """A platform's page, bill or machine shows it; the job's log does not."""
     SHARED = "shared"
-    """Its log line is also that of another entry; the circumstances distinguish them."""
+    """Its log line also belongs to another entry; the circumstances distinguish the two."""
 
 
 class Block(Frozen):
@@ -102,7 +102,7 @@ class Block(Frozen):
 
 
 class Gotcha(Block):
-    """One known failure. `page` is its file below the references, `line` the line number of its heading."""
+    """One known failure. `page` is its file in the references, `line` the line number of its heading."""
 
     id: str
     title: Words
@@ -124,7 +124,7 @@ class Front(Frozen):
 
 
 class Page(Front):
-    """One file of the references. `body` is the Markdown below the front matter, `first` its first line number."""
+    """One file of the references. `body` is the Markdown after the front matter, `first` its first line number."""
 
     path: str
     body: str
@@ -146,7 +146,7 @@ class Catalogue:
         return found
 
     def page(self, path: str) -> Page:
-        """Return the page with this path below the references, with or without `.md`."""
+        """Return the page with this path in the references, with or without `.md`."""
         found = self.pages.get(path) or self.pages.get(f"{path}.md")
         if found is None:
             raise NotFound(f"no reference page {path!r}", f"the pages are {', '.join(sorted(self.pages))}")
@@ -160,7 +160,7 @@ def shipped() -> Catalogue:
 
 
 def load(root: Path) -> Catalogue:
-    """Read every page below `root`; raise BadRequest with all mistakes, one `file:line: message` a line."""
+    """Read every page under `root`; raise BadRequest with all mistakes, one `file:line: message` per line."""
     catalog, problems = read_tree(root)
     if problems:
         raise BadRequest("the references have mistakes:\n" + "\n".join(map(str, problems)), "correct these lines")
@@ -168,7 +168,7 @@ def load(root: Path) -> Catalogue:
 
 
 def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
-    """Read every page below `root`. Return the catalog of valid pages, and all mistakes found."""
+    """Read every page under `root`. Return the catalog of valid pages, and all mistakes found."""
     pages: list[Page] = []
     gotchas: list[Gotcha] = []
     problems: list[Problem] = []
@@ -218,7 +218,7 @@ class _Reader:
         return None
 
     def broken(self, error: BadRequest) -> None:
-        """Note an error whose message begins with `file:line:`."""
+        """Record an error whose message begins with `file:line:`."""
         place = PLACE.match(error.message)
         self.note(int(place.group(1)) if place else 1, place.group(2) if place else error.message)
 
@@ -268,7 +268,7 @@ def mistakes(block: Block) -> list[str]:
 
 
 def _patterns(gotcha: Block) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield mismatches of signatures and examples, with the place in the block."""
+    """Yield mismatches of signatures and examples, with the position in the block."""
     good: list[str] = []
     for i, pattern in enumerate(gotcha.signatures):
         why = complaint(pattern)

@@ -1,8 +1,9 @@
 """Decision lists: ordered checks for symptoms with several causes.
 
-A list is a block ```` ```yaml decision ```` below a level-2 heading of `references/decisions.md`. A check has a command
+A list is a block ```` ```yaml decision ```` under a level-2 heading of `references/decisions.md`. A check has a command
 as an argument list, never as text for a shell, and outcomes. A check that `reads` changes nothing and terminates
-without input; a number or a pattern in the command's output decides its outcome. The user decides all others.
+without input; a number or a pattern in the command's output decides its outcome. The user decides the outcome of all
+other checks.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ class Check(Frozen):
         if unknown := names - PLACEHOLDERS:
             raise ValueError(f"{self.id}: unknown placeholder {', '.join(sorted(unknown))}")
         if len({one.id for one in self.outcomes}) < len(self.outcomes):
-            raise ValueError(f"{self.id}: two outcomes have one id")
+            raise ValueError(f"{self.id}: two outcomes have the same id")
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
-            raise ValueError(f"{self.id}: value belongs to outcomes with least or most")
+            raise ValueError(f"{self.id}: `value` is required if an outcome has least or most, and only then")
         if self.reads and not self._only_reads(names):
             raise ValueError(f"{self.id}: this command may do more than read, or needs a value that is not known")
         return self

@@ -30,14 +30,14 @@ Certainty: TypeAlias = Literal["likely", "possible"]
 
 
 class MatchedLine(Frozen):
-    """A line of the log by its number, from 1; 0 for an observation (the exit code or a sign)."""
+    """A line of the log with its number, from 1; 0 for an observation (the exit code or a sign)."""
 
     number: int
     text: str
 
 
 class Diagnosis(Frozen):
-    """One entry that explains lines of the log. Short on purpose: look up `id` for the whole entry."""
+    """One entry that explains lines of the log. Short on purpose: look up `id` for the full entry."""
 
     id: str
     title: str
@@ -65,10 +65,10 @@ def diagnose(
 ) -> tuple[Diagnosis, ...]:
     """Return the entries whose signatures match lines of `log` or whose signs were observed (`seen`), best match first.
 
-    Of a log above 1 MB the first 200 kB and the rest from the end are read; of a line 2,000 characters from both ends.
-    If the job has not `failed`, only observations count; its log supports them, and explains a stall. If `failed` is
-    None, the log decides. An `excerpt` is a few selected lines: entries that need several lines of a log need only one
-    of an excerpt. A `reading` of this log and exit code avoids reading it again.
+    Of a log above 1 MB, only the first 200 kB and the end are read; of a long line, only 2,000 characters from both
+    ends. If the job has not `failed`, only observations count; its log supports them, and explains a stall. If `failed`
+    is None, the log decides. An `excerpt` is a few selected lines: entries that need several lines of a log need only
+    one of an excerpt. A `reading` of this log and exit code avoids reading it again.
     """
     reading = reading or Reading(log, exit_code)
     if failed is None:
@@ -190,12 +190,12 @@ class _Case:
         if not failed:
             return f"{matched}, but the job has not failed"
         if not numbers:
-            return "only the exit code says so, and it has other causes too"
+            return "only the exit code indicates it, and this code has other causes too"
         if self.gotcha.secondary:
             return "the line alone doesn't establish this; check the errors before it"
         if not self.own(claims):
             return "other entries explain the same line; check them in this order"
-        return matched if self.likely(claims) else f"{matched}; too few reports say that it has no other cause"
+        return matched if self.likely(claims) else f"{matched}; too few reports confirm that it has no other cause"
 
     def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
         """Return the entry with the best of its evidence: observations, the first lines and the last one."""
@@ -236,7 +236,7 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop weaker evidence than the best: recovered errors, and warnings beside a failure."""
+    """Drop weaker evidence than the best: recovered errors, and warnings if there is a failure."""
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
     kept = [case for case in cases if case.seen or case.weight >= least]

@@ -1,7 +1,8 @@
-"""Read how a log ends: the failure, its place, the progress before it, and the errors the run recovered from.
+"""Read how a log ends: the failure, its location, the progress before it, and the errors from which the run recovered.
 
 Only the failure is matched with the entries of the references, so each line gets a `Weight`: an exception that ended
-the run counts most, a warning only if no error is worse, and an error that training continued after not at all.
+the run counts most, a warning counts only if no error is worse, and an error after which training continued does not
+count.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ CONTINUED = 2
 """The number of different steps after an error that show that the run continued."""
 MANY_STEPS = 8
 LONG = 100
-"""A text with this many lines and several steps is a log, even if samples in it contain questions."""
+"""A text with at least this many lines and several steps is a log, even if samples in it contain questions."""
 VERY_LONG = 400
-"""In a text with this many lines two steps are enough, because model outputs fill the lines between."""
+"""In a text with at least this many lines, two steps are enough, because model outputs fill the lines between them."""
 LAST = 6
 """The number of lines that count as the end of a log; a run reports there why it ended."""
 MAX_DEVICE_LINES = 8
@@ -43,7 +44,7 @@ class Weight(IntEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended, as far as its log and exit code show."""
+    """The outcome of a run according to its log and exit code."""
 
     FAILED = "failed"
     SUCCEEDED = "succeeded"
@@ -54,8 +55,8 @@ class Outcome(StrEnum):
 class Gone(Frozen):
     """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
 
-    `callers` are the calls in the traceback's last lines of source, innermost first: before Python 3.10 a message
-    names no class. `partial`: the module was only partly imported, as in a circular import or beside a file of its name
+    `callers` are the calls in the traceback's last lines of source, innermost first: before Python 3.10 a message names
+    no class. `partial`: the module was only partly imported, as in a circular import, or if a local file has its name
     """
 
     kind: str
@@ -66,7 +67,7 @@ class Gone(Frozen):
 
 
 class Line(Frozen):
-    """A line of the log by its number, from 1."""
+    """A line of the log with its number, from 1."""
 
     number: int
     text: str
@@ -199,7 +200,7 @@ class Reading:
                 self._weights |= {self._at[line.number]: weight for line in one.lines}
 
     def _went_on(self, at: int, rank: str, *, ignored: bool = False) -> bool:
-        """Return whether the run continued after a line: its rank made further steps, or it ended well later."""
+        """Return whether the run continued after a line: its rank made further steps, or it succeeded later."""
         if rank not in self._until:
             steps: set[str] = set()
             self._until[rank] = -1
@@ -242,7 +243,7 @@ class Reading:
         )
 
     def _gone(self, raised: Raised) -> Gone | None:
-        """Return the name that an exception reports as missing, with the calls in its traceback's source."""
+        """Return the name that an exception reports as missing, with the calls in the source lines of its traceback."""
         found = gone(raised.message)
         if found is None:
             return None

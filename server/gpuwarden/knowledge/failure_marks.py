@@ -83,9 +83,9 @@ REPORT = re.compile(
     r"|(?:^|[^\w'])(?:my|our|me|we|anyone|somebody)\b(?![/=])|\w\?(?:\s|$)"
     r"|[\u6211\u5417\u8bf7\u6c42]|\u600e\u4e48|\u4e3a\u4ec0\u4e48|\u662f\u5426"
 )
-"""A user describes a failure: in the first person, with a question, or in the form of an issue."""
+"""A line of a user's description of a failure: in the first person, with a question, or in the format of an issue."""
 LOGGED = re.compile(r".{0,60}\b(?:INFO|DEBUG)\b")
-"""A logger wrote the line, so a question in it is part of a data sample."""
+"""A line from a logger. A question in it is part of a data sample."""
 SHAPED = re.compile(
     r"\[?\d{4}-\d\d-\d\d|\[?\d\d:\d\d|.{0,40}\bINFO\b|[IWE]\d{4} |\[\w|\w+:|\d{1,3}%|[{|>=*]|.{0,60}\d\.\d"
 )

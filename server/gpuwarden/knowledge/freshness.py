@@ -44,7 +44,7 @@ def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, .
         issues += _stale(gotcha.verified, gotcha.id, gotcha.page, gotcha.line, urgent, today, months)
     for page in catalogue.pages.values():
         if page.prefix is None and not page.sources:
-            message = "the page names no sources"
+            message = "the page has no sources"
             issues.append(Issue(kind="no_source", urgent=False, file=page.path, line=1, message=message))
         if page.verified is not None:
             issues += _stale(page.verified, "the page", page.path, 1, False, today, months)
@@ -87,7 +87,7 @@ def _about_file(folder: Path, path: Path, catalogue: Catalogue, today: date, mon
 
 
 def _stamps(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (place, year-month) for every mapping with a `verified` key."""
+    """Yield (location, year-month) for every mapping with a `verified` key."""
     if isinstance(value, dict):
         if isinstance(value.get("verified"), str):
             yield where, value["verified"]

@@ -17,7 +17,7 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""The number of places kept from the middle of a long file: half of them the first, half the last."""
+"""The number of failure marks kept from the middle of a long file: half of them the first ones, half the last ones."""
 LEFT_OUT = "\x00"
 """Marks the start of a line that replaces omitted lines and gives their number."""
 TELLING = (
@@ -51,7 +51,7 @@ _NOT_PROGRESS = re.compile(r"wandb:|.{0,80}\b(?:Error|Exception|Warning|WARN|E\d
 
 
 class LogLine(NamedTuple):
-    """A line by its number, from 1: as printed, and without the prefix of its `rank`, indentation kept."""
+    """A line with its number, from 1: as printed, and without the prefix of its `rank` but with its indentation."""
 
     number: int
     text: str
@@ -60,7 +60,10 @@ class LogLine(NamedTuple):
 
 
 def read_lines(log: str) -> list[LogLine]:
-    """Split a log into numbered lines, including redraws of progress bars. Of a log above 1 MB both ends are read."""
+    """Split a log into numbered lines, including redraws of progress bars.
+
+    If a log exceeds 1 MB, only both ends are read.
+    """
     cut = len(log) - MAX_LOG
     parts = [(1, log)]
     if cut > 0:
@@ -146,7 +149,7 @@ class _Middle:
         self.lines += chunk.count(b"\n")
 
     def text(self) -> bytes:
-        """Return the kept places, with a line before, between and after them that counts the omitted lines."""
+        """Return the kept passages, with a line before, between and after them that counts the omitted lines."""
         parts: list[bytes] = []
         at = 0
         for line, found in (*self.first, *self.last):

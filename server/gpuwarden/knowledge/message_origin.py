@@ -1,4 +1,4 @@
-"""Find which releases of a package raise a message, from templates harvested from their source.
+"""Find the releases of a package that raise a message, from templates extracted from their source.
 
 A template alone is a weak sign, so only those of the file in which the traceback ends are compared.
 """

@@ -1,6 +1,6 @@
 """Signs: observations of a job apart from its log. A log can imitate any line, but not a sign.
 
-An entry names the signs that point to it (`signs: [stall]`), as it names the lines of a log by their signatures.
+An entry lists its signs (`signs: [stall]`), as it lists the signatures of its log lines.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from gpuwarden.core.models import Frozen
 
 
 class Sign(StrEnum):
-    """A kind of observation by the runner or a backend."""
+    """A kind of observation made by the runner or a backend."""
 
     NONFINITE_LOSS = "nonfinite-loss"
     NONFINITE_HIDDEN = "nonfinite-hidden"
-    """A gradient norm that is not finite beside a loss of exactly 0."""
+    """A gradient norm that is not finite, with a loss of exactly 0."""
     NONFINITE_METRIC = "nonfinite-metric"
     LOSS_SPIKE = "loss-spike"
     SLOWED = "slowed"

@@ -1,4 +1,4 @@
-"""Draft an entry from a failed run. The user reviews it; it is never written into the catalog.
+"""Draft an entry from a failed run. The user reviews the draft; it is never written into the catalog.
 
 The requirements are those of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
 """

@@ -48,7 +48,7 @@ def gist(text: str) -> str:
     if len(lines) < LEAST_LINES:
         return _ends(text)
     informative = []
-    inside = False  # below a frame: its line of code, and the marks under it
+    inside = False  # after a frame: its line of code, and the marks under it
     for number, line in enumerate(lines):
         start = line.strip()[:LOOKED_AT]
         if _FRAME.match(start):

@@ -29,7 +29,7 @@ from gpuwarden.knowledge.words import Speller, chinese_terms, english_concepts, 
 MAX_QUERY = 64_000
 HEAD = 16_000
 MAX_LINES = 4_000
-"""Of a text with more lines both ends are read, because every line costs the same time whatever its content."""
+"""If a text has more lines, only both ends are read, because the time grows with the number of lines."""
 MAX_SLOTS = 80
 K1 = 6.0
 B = 0.35
@@ -45,7 +45,7 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""How often a term counts in one field: aliases in two languages repeat the same concept."""
+"""The maximum count of a term in one field: aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
@@ -53,7 +53,7 @@ CHINESE_PAIR = 0.9
 COMMON = 0.15
 """Weight of the frequency of an entry in reports, per factor e of its count: see `frequency.txt`."""
 FEW_REPORTS = 2.5
-"""A count well below this has a proportional weight."""
+"""Counts far below this value have an approximately proportional weight."""
 STRANGER = 0.5
 MAX_RARITY = 5.0
 EVERYDAY_RARITY = 1.5
@@ -71,7 +71,7 @@ LEAST_LOG = 5
 """The minimum number of lines of a log; a shorter text is an excerpt."""
 FEW_LINES = 3
 MAX_CALLS = 4
-"""How many innermost calls of a traceback are searched as words."""
+"""The number of innermost calls of a traceback that are searched as words."""
 SPEAK_FOR = 8  # the words support an entry if it is among this many best
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
@@ -283,7 +283,8 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 
     Entries named by their id come first, then those with a signature that matches the query, then the best by words. If
     an entry's matched line also follows other failures and the words do not support it, the best by words precede it.
-    Of a text above 64,000 characters or 4,000 lines both ends are read: the title is at the start, the error last.
+    If a text exceeds 64,000 characters or 4,000 lines, only both ends are read: the title is at the start, the error at
+    the end.
     """
     query = both_ends(query)
     reading = Reading(query)

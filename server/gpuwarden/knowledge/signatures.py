@@ -1,4 +1,4 @@
-"""Signatures: regular expressions that stay fast on any line.
+"""Check signatures: regular expressions that stay fast on any line.
 
 Python's `re` can't be interrupted, so a signature may only use forms that can't backtrack without limit: no group is
 repeated, a dot is repeated only up to a bound, none begins with an unbounded repetition, and look-arounds and back

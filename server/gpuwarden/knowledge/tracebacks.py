@@ -166,7 +166,7 @@ def _frame(body: str) -> Frame | None:
 
 
 def _raised(body: str, *, inside: bool) -> re.Match[str] | None:
-    """Match the line of an exception's type; below a frame the type may be any dotted name."""
+    """Match the line of an exception's type; after a frame the type may be any dotted name."""
     text = body.strip() if not inside else body
     found = _RAISED.match(text)
     if found and found["type"].endswith("Warning") and not inside:
@@ -179,7 +179,7 @@ def _raised(body: str, *, inside: bool) -> re.Match[str] | None:
 def _message(first: str, lines: list[LogLine], at: int, *, gaps: bool) -> tuple[str, int]:
     """Return the message with its continuation lines joined, and the index of the line after it.
 
-    Below a traceback a message may contain an empty line.
+    After a traceback, a message may contain an empty line.
     """
     parts = [first]
     end = at

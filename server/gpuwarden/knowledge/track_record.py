@@ -1,8 +1,8 @@
 """Decide how far to trust a signature, from its record in public reports.
 
-`signature_record.txt` counts, per signature, the open reports that its entry explains by it, and how many of these are
-confirmed by the thread. `runtime_wording.txt` lists the signatures whose words a language runtime, a shell, the C
-library or pip prints for any program: they name the symptom, which has several causes.
+For each signature, `signature_record.txt` has the number of open reports that its entry explains through it, and how
+many of these the thread confirms. `runtime_wording.txt` lists the signatures whose words a language runtime, a shell,
+the C library or pip prints for any program: they name the symptom, which has several causes.
 """
 
 from __future__ import annotations

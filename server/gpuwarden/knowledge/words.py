@@ -1,4 +1,4 @@
-"""Text to search terms: stems, identifier parts, Chinese bigrams, concepts, and the nearest known word for a typo.
+"""Convert text to search terms: stems, identifier parts, Chinese bigrams, concepts, and corrections of typos.
 
 A *concept* is a set of phrases with one meaning, in English and Chinese (`concepts.txt`). Text with any of the phrases
 gets the concept's term, so that "video memory is full", "OOM" and "显存不足" match.
@@ -123,7 +123,7 @@ def concepts() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 
 
 def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield (concept, from, to) for every known phrase in the stems, longest first at each place.
+    """Yield (concept, from, to) for every known phrase in the stems, longest first at each position.
 
     A phrase inside a longer one does not count separately: "GPU RAM" is not RAM.
     """

@@ -1,4 +1,4 @@
-"""Check a whole ledger: the chain of its events, and the tables derived from them."""
+"""Check a full ledger: the chain of its events, and the tables derived from the events."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Audit:
 
 
 def audit(ledger: Ledger) -> Audit:
-    """Read every event of a ledger. It takes about 20 s for a million; call it in a thread.
+    """Read every event of a ledger. Takes about 20 s for a million events; call it in a thread.
 
-    Raises `LedgerError` for what SQLite can't read.
+    Raises `LedgerError` if SQLite can't read the file.
     """
     with ledger.snapshot() as query:
         broken = first_break(query)

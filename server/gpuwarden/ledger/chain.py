@@ -1,9 +1,9 @@
-"""Hash every event over its predecessor, so that a change of the past is detected.
+"""Hash every event together with its predecessor's hash, so that any change to recorded events is detected.
 
-The chain detects an event that was changed, removed or inserted. A ledger that was truncated or replaced as a whole
-still has a valid chain: for these cases the file `ledger.head` beside the ledger keeps the number and the hash of the
-last event. It is written after the commit, so it may be behind the ledger but never ahead. A process with write access
-to both files can forge both.
+The chain detects an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
+chain. To detect that, the file `ledger.head` beside the ledger keeps the number and the hash of the last event. It is
+written after the commit, so it may be behind the ledger but never ahead. A process with write access to both files can
+forge both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 Row = tuple[Any, ...]
 Query = Callable[[str], Iterator[Row]]
-"""Yields the rows of a query one by one, because the events of a ledger may not fit into memory."""
+"""Yields the rows of a query one by one, because a ledger's events may not fit in memory."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
 """Columns of an event that are covered by its hash."""
 GENESIS: Final = "0" * 64
@@ -30,7 +30,7 @@ _WIDTH: Final = 96
 
 
 def link(before: str, row: Row) -> str:
-    """Hash one event, whose columns are in the order of `COLUMNS`, over the hash of the event before it."""
+    """Hash one event with the hash of the previous event. The columns are in the order of `COLUMNS`."""
     text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -49,7 +49,7 @@ class Break:
 
 
 def first_break(query: Query) -> Break | None:
-    """Check the whole chain, and return its first break; None if it is intact."""
+    """Check the full chain and return the first break, None if it is intact."""
     before, expected = GENESIS, 1
     try:
         for *row, kept in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant

@@ -44,7 +44,7 @@ class Database:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Query]:
-        """Yield a query function that reads one consistent state of the file over a separate connection."""
+        """Yield a query function that reads one consistent snapshot of the file over a separate connection."""
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with translated(self.path):
             db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
@@ -54,7 +54,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the file's write lock, and commit at the end or roll back."""
+        """Take the file's write lock; commit at the end, or roll back on an exception."""
         with translated(self.path):
             self._check_writable()
             self.connection.execute("BEGIN IMMEDIATE")
@@ -67,7 +67,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Add an event with its hash. Return False if its number, or its kind and token, are in the ledger already."""
+        """Add an event with its hash. Return False if the ledger already has its number, or its kind and token."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)
@@ -93,7 +93,7 @@ class Database:
         self.connection.close()
 
     def _check_writable(self) -> None:
-        """Raise `LedgerError` if a write would be lost."""
+        """Raise `LedgerError` if the file can't be written, or is no longer at its path."""
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {self.path} can't be written: {self.readable_only}",

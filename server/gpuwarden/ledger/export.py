@@ -2,11 +2,11 @@
 
 A line has the columns of one event, its interface and person, and the hash. The hash is SHA-256 over a JSON list, in
 ASCII and without spaces: the hash of the line before (64 zeros before the first), then `seq`, `at`, `subject`, `kind`,
-`version`, `state`, `token`, `actor` and the body's text. That text is the body as JSON with a space after each colon
-and comma; if it was stored in another way, the line has it as `text`.
+`version`, `state`, `token`, `actor` and the body's text. The body's text is JSON with a space after each colon and
+comma; if it was stored in another form, the line contains it as `text`.
 
-The hash does not cover `interface`, `person`, or a `body` beside a `text`: a check derives these from the other fields
-and compares them.
+The hash does not cover `interface`, `person`, or a `body` that accompanies a `text`: a check derives them from the
+other fields and compares.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
 
 
 def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
-    """Return the last valid event of an export and the first break of its chain, None if it is intact.
+    """Return the last valid event of an export, and the first break of its chain or None if the chain is intact.
 
     The hash of the first line can be checked only if it is the ledger's first event. Raises BadRequest for a file that
     is not an export.
@@ -69,7 +69,7 @@ def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a duplicate name, because readers differ in the one that they use."""
+    """Return a JSON object. Raises ValueError for a duplicate name, because readers differ in which value they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is duplicated")

@@ -35,7 +35,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Return whether a ledger that could not be opened may still be readable: no disk space, or no permission."""
+    """Return whether a ledger may still be readable although opening it failed: no disk space, or no permission."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 

@@ -74,9 +74,9 @@ class JobRecord:
     next_steps: tuple[NextStep, ...] = ()
     """The next steps of the error that ended the job."""
     pausing: bool = False
-    """A pause was requested and is not reached yet."""
+    """A pause was requested and has not taken effect yet."""
     resume_requested: bool = False
-    """A resume was requested after the last pause, and no end of the machine since."""
+    """A resume was requested after the last pause, and no end of the machine was requested since."""
     resumed: int = 0
     """Number of attempts that followed a pause; they do not count as restarts."""
     limit_s: int | None = None
@@ -149,9 +149,10 @@ class LeaseRecord:
     def cost_by(self, until: float, price: float | None = None) -> float | None:
         """Return the upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
 
-        It is the provider's cost plus the price for the time since. It never falls while the machine may be billed,
-        regardless of the provider's answers; the bill of a machine that is off replaces it. The time counts from the
-        order, because a machine may be found long after that. `price` is used until the provider reports one.
+        The bound is the provider's cost plus the price for the time since. It never falls while the machine may be
+        billed, regardless of the provider's answers; for a machine that is off, its bill replaces the bound. Time
+        counts from the order, because a machine may be found long after it. `price` is used until the provider reports
+        one.
         """
         if not price:
             named = (seen.price_usd_per_hour for _, seen in self.answers)
@@ -275,7 +276,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
 
 
 def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
-    """Return the highest cost of a job: on its machine if one was rented, else on any that it may still get."""
+    """Return the highest cost of a job: on its machine if one was rented, else on any machine that it may still get."""
     if not accepted.choices:
         return accepted.worst_cost
     costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]
@@ -283,7 +284,7 @@ def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
 
 
 def _stopped_since(events: Events, lease_events: Events) -> bool:
-    """Return whether an end of the machine was requested after the job's last resume request, which it overrides."""
+    """Return whether the machine's end was requested after the job's last resume request, and overrides it."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
 
@@ -301,7 +302,7 @@ def _doubt(lease_events: Events) -> CreateDoubted | None:
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
-    """Return a place with its machine's last reported address; the host key stays that of first contact."""
+    """Return the place with the last reported address of its machine; the host key remains that of first contact."""
     if place is None or place.host is None:
         return place
     now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)

@@ -1,7 +1,7 @@
 """Create the schema, and migrate a ledger of an older version, in the caller's transaction.
 
-The events of version 1 are copied into the new table one by one, in order and unchanged, so that each is hashed over
-its predecessor and the triggers fill the derived tables.
+The events of version 1 are copied into the new table one by one, in order and unchanged. Each is hashed with its
+predecessor's hash, and the triggers fill the derived tables.
 """
 
 from __future__ import annotations

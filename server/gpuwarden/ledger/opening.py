@@ -1,4 +1,4 @@
-"""Open the SQLite file of a ledger, only for reading if it can't be written, and migrate it to the present schema."""
+"""Open the SQLite file of a ledger and migrate it to the present schema; open it read-only if it can't be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.private import private_file, private_folder
 
 
 def open_database(path: Path, head: HeadFile) -> Database:
-    """Open a ledger. Raises `LedgerError` for a file that is not a ledger, is newer than this code, or unreadable."""
+    """Open a ledger. Raises `LedgerError` if the file is not a ledger, is newer than this code, or can't be read."""
     with translated(path):
         private_folder(path.parent)
         try:
@@ -67,7 +67,7 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
 
 
 def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
-    """Create or migrate the tables, in one transaction, unless another process was faster."""
+    """Create or migrate the tables, in one transaction, unless another process has done it already."""
     db.execute("BEGIN IMMEDIATE")
     try:
         found = _version(db, path)

@@ -61,7 +61,7 @@ class Reader:
     def keep(self, subjects: int) -> None:
         """Set the number of subjects whose events are cached; the most recently read ones stay.
 
-        A caller that cycles through more subjects than that reads each from the database again.
+        A caller that cycles through more subjects reads each of them from the database again.
         """
         self._kept = max(KEPT_SUBJECTS, subjects)
 
@@ -89,7 +89,7 @@ class Reader:
     def last(self, subject: str, kind: type[B]) -> Event[B] | None: ...
 
     def last(self, subject: str, kind: type[Body] | str | None = None) -> Event[Any] | None:
-        """Return the latest event of a subject; of one kind, or of all kinds that share a base, if `kind` is given."""
+        """Return the latest event of a subject. `kind` limits it to one kind, or to all kinds that share a base."""
         kinds = _kinds(kind)
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
@@ -131,7 +131,7 @@ class Reader:
     def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
         """Return the subjects of a state machine, the oldest move first; only those in `states` if any are given.
 
-        `job` selects those of one job, `since` those that moved after a time, in seconds since the epoch.
+        `job` selects the subjects of one job, `since` those that moved after a time in seconds since the epoch.
         """
         where, values = ["machine = ?"], list[object]([machine])
         if states:
@@ -224,7 +224,7 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert of a condition, or with a mark the alert that was raised once for it."""
+        """Return the open alert of a condition; with a mark, the one alert that was raised for that mark."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None

@@ -1,7 +1,7 @@
 """Event store: an append-only log of events in a SQLite file.
 
-A move of a state machine is checked against the present state in the transaction that records it, so two processes
-can't both make it. Callers commit an intent here *before* they call the network, and the outcome after.
+Each state transition is checked against the present state in the transaction that records it, so two processes can't
+both make it. Callers commit an intent here *before* they call the network, and the outcome after.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MACHINES: Final = {"job": (Job, Job.DRAFT), "lease": (Lease, Lease.NONE), "tear
 class Ledger(Reader):
     """One ledger. Several processes may open it.
 
-    If it can't be opened for writing, it is opened for reading, and every write raises `LedgerError`.
+    If the file can't be opened for writing, it is opened read-only, and every write raises `LedgerError`.
     """
 
     def __init__(self, path: Path, clock: Clock, actor: str = "cli") -> None:
@@ -44,7 +44,7 @@ class Ledger(Reader):
         self._head = HeadFile(path)
         self._tail: Head | None = None
         self._before = Head(0, GENESIS)
-        """The last event before the present transaction, once that has recorded one."""
+        """The last event before the present transaction, once the transaction has recorded an event."""
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
@@ -110,9 +110,9 @@ class Ledger(Reader):
     # ------------------------------------------------------------------------------------------------ writing
 
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
-        """Record an event, and its move unless `moves` is false or the subject has no states.
+        """Record an event and its state transition, unless `moves` is false or the subject has no states.
 
-        Raises Conflict for an illegal move or for a `token` that this kind of event has used already.
+        Raises Conflict for an illegal transition, or for a `token` that this kind of event has used already.
         """
         moved = body.MOVES_TO if moves and subject.partition("/")[0] in _MACHINES else None
         event: Event[B] = self.append(

@@ -17,9 +17,9 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 class Trouble:
     """An integrity problem of a ledger. `parameters` depend on the code.
 
-    `moved`: another file, or none, is at the path that was opened. `truncated`: {recorded, found} numbers of the last
-    event. `replaced`: {seq} event differs from the recorded one. `lost`: {beside} the ledger is empty or was created
-    although the folder has files of earlier jobs. `read_only`, `behind`: {why} it can't be written; with `behind`, the
+    `moved`: the path that was opened has another file, or none. `truncated`: {recorded, found} numbers of the last
+    event. `replaced`: {seq} event differs from the recorded one. `lost`: {beside} the ledger is empty or new although
+    its folder contains files of earlier jobs. `read_only`, `behind`: {why} it can't be written; with `behind`, the
     newest events may be missing.
     """
 

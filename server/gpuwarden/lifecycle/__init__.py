@@ -1,1 +1,1 @@
-"""The use cases for users and agents. After a crash, the next call finishes the open step."""
+"""The use cases for users and agents. After a crash, the next call completes the unfinished step."""

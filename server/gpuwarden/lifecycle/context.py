@@ -32,7 +32,7 @@ REHEARSAL = "rehearsal/"
 STEP_S = 55.0
 """Maximum seconds for one step on a machine while its job is locked: a first contact takes most of a minute."""
 LOCK_PATIENCE_S = 60.0
-"""Seconds that a caller waits for a job's lock; longer than any single step that holds it."""
+"""Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
 
 
 class Ended(NamedTuple):
@@ -58,7 +58,7 @@ class Context:
     cwd: Path | None = None
     """Folder that a job's input paths are relative to; None for the process's working directory."""
     more_notices: tuple[Notice, ...] = ()
-    """Notices that are not about the policy, such as other servers with another ledger."""
+    """Notices that are not about the policy, such as about servers that use another ledger."""
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
     """By lease: the provider's last answer to this process, with its time. The ledger records only status changes."""
     unseen: dict[str, str] = field(default_factory=dict)
@@ -68,9 +68,10 @@ class Context:
     """By job: the backend's answer to this process's last poll, or the error that it raised instead."""
     ended: dict[str, Ended] = field(default_factory=dict)
     ended_until: float = 0.0
-    """By lease: machines that ended in the last day, and the time up to which this process has searched for them."""
+    """By lease: machines that ended in the last day, and the time up to which this process searched for them.
+    """
     funds: dict[str, Funds | None] = field(default_factory=dict)
-    """By platform: the account's funds at this process's last poll; None if nothing could be billed."""
+    """By platform: the account's funds at this process's last poll; None if no machine could be billed."""
     phrase: Callable[[Sequence[NextStep]], str] = manual_text
     """Renders the next steps of an alert as text; the interface that opens this context supplies it."""
     _backends: dict[str, Backend] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Context:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """Return the notices: ignored variables, another policy file or ledger than the recorded one, other servers."""
+        """Return the notices: ignored variables, a policy file or ledger other than the recorded one, other servers."""
         return (*self.in_force.notices, *self.more_notices)
 
     @property
@@ -137,9 +138,9 @@ class Context:
     def configured(self) -> list[str]:
         """Return the rented platforms that have an API key in the environment and that the policy allows.
 
-        A platform with targets, such as the projects of dstack, is left out because no key identifies a target: it
-        counts once the ledger has used it. A platform whose profile can't be read is included, so that using it raises
-        the error.
+        A platform with targets, such as the projects of dstack, is omitted because no key identifies a target; it is
+        included once the ledger has used it. A platform whose profile can't be read is included, so that using the
+        platform raises the error.
         """
         found = []
         for name in filter(self.policy.allows, profile_names(self.own_profiles)):
@@ -204,7 +205,7 @@ class Context:
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """List the files that are never sent to a machine and that only gpuwarden and its user write."""
+        """List the files that are never sent to a machine and that only gpuwarden and its user may write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles")) if folder else ()
         return (self.home, *beside, *filter(None, [self.in_force.file]))

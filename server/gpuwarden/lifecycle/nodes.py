@@ -1,6 +1,6 @@
 """Check a group of nodes before a job runs on them: each node, the network paths between them, one all-reduce.
 
-The check launches, writes and records nothing. Facts that could not be gathered stay unknown.
+The check does not launch, write or record anything. Facts that could not be gathered remain unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""Seconds for one path: if packets are lost, each packet size that is tried takes some seconds."""
+"""Seconds for one path. If packets are lost, each packet size that is tried takes some seconds."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start the agents concurrently. Also return the nodes that did not answer, and why."""
+    """Start the agents concurrently. Also return the nodes that did not answer, with the reasons."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -105,7 +105,10 @@ async def _opened(
 async def _each(
     talks: dict[str, NodeTalk], look: Callable[[NodeTalk], Coroutine[Any, Any, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Query all nodes concurrently. Return the answers in the order of the names, and the error of each other node."""
+    """Query all nodes concurrently.
+
+    Return the answers in the order of the names, and the errors of the nodes that did not answer.
+    """
     found: dict[str, Any] = {}
     silent: dict[str, str] = {}
 
@@ -140,7 +143,7 @@ class _Group:
             sent = self._clock.now()
             now = (await talk.ask("clock")).get("now")
             half = (self._clock.now() - sent) / 2
-            # The range is checked this way round because NaN fails every comparison.
+            # The comparison is written this way because NaN fails every comparison.
             if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now < 1e12:
                 raise BadReply(f"{talk.name} reported its clock in an unknown format", "Try again.")
             if best is None or half < best.uncertainty:
@@ -175,7 +178,10 @@ class _Group:
     async def _way(
         self, talk: NodeTalk, target: str, own: Interface, other: Interface, ports: Mapping[str, Any]
     ) -> Way:
-        """Check one path. Facts that the agent can't report stay unknown; an error does not stop the other paths."""
+        """Check one path.
+
+        Facts that the agent can't report remain unknown; an error does not stop the checks of other paths.
+        """
         where: dict[str, Any] = {"source": own.address, "to": other.address, "token": self._token}
         found: dict[str, Any] = {}
         with suppress(WardenError):
@@ -200,7 +206,7 @@ class _Group:
             return replace(facts, sum=Sum(wanted=False))
         if able != list(facts.names) or facts.port_error:
             return facts
-        # If two names are the same machine, an all-reduce would measure nothing.
+        # If two names are the same machine, an all-reduce would not measure the network.
         if len({facts.nodes[n].identity for n in able}) < len(able):
             return facts
         await _each(self._talks, lambda talk: talk.ask("unlisten"))

@@ -31,7 +31,10 @@ from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 SECRET: Final = "GPUWARDEN_WEBHOOK_SECRET"  # noqa: S105 - the variable's name
 TRIES: Final = 3
 PATIENCE_S: Final = 10.0
-"""Seconds for one alert on one channel, including retries: a round longer than a grace period counts as a gap."""
+"""Seconds for one alert on one channel, including retries.
+
+Short, because a round longer than a grace period counts as a gap.
+"""
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 600.0
 DAY_S: Final = 86_400.0
@@ -87,7 +90,7 @@ def record(ctx: Context, event: type[AlertBody], key: Key, text: str, following:
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert. Returns why sending failed, or None on success."""
+"""Sends one alert. Returns the reason of a failure, or None on success."""
 
 
 def channels(ctx: Context) -> dict[str, Channel]:
@@ -140,7 +143,8 @@ class Courier:
         self._next: dict[str, float] = {}
 
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
-        """Send each channel its pending alerts, and return why channels failed. A failed channel is skipped this round.
+        """Send each channel its pending alerts, and return the reasons of failures. A failed channel is skipped this
+        round.
 
         A new alert is sent at once. After each failure the wait before the next try doubles. `current` are the keys of
         the conditions that are true now.
@@ -191,7 +195,10 @@ def _words(ctx: Context, alert: Alert) -> str:
 
 
 async def _desktop(ctx: Context, alert: Alert) -> str | None:
-    """Run the user's command. Only whole arguments are replaced: inside one, the text could become code."""
+    """Run the user's command.
+
+    Only complete arguments are replaced, because inside an argument the text could become code.
+    """
     values = {"{title}": f"gpuwarden: {alert.kind}", "{text}": _words(ctx, alert)}
     argv = [values.get(word, word) for word in ctx.policy.watch.desktop]
     try:
@@ -244,7 +251,7 @@ async def _post(ctx: Context, url: str, body: bytes, headers: dict[str, str]) ->
                         httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=not local, follow_redirects=False) as client,
                         client.stream("POST", url, content=body, headers=headers) as response,
                     ):
-                        status = int(response.status_code)  # the body of the answer is not read
+                        status = int(response.status_code)  # the response body is not read
                 except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                     why = f"no answer: {type(error).__name__}"
                     continue

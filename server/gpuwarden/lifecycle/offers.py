@@ -1,7 +1,7 @@
 """Query platforms for a machine's price and capacity, and list its storage that survives a stop.
 
-A submission queries one platform (`ask_offer`), `gpuwarden offers` all configured ones (`offers`). The capacity of a
-platform that does not answer in time is unknown, never none.
+A submission queries one platform (`ask_offer`), `gpuwarden offers` all configured ones (`offers`). If a platform does
+not answer in time, its capacity is unknown, never none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Capacity(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """One platform's answer. `refusal` is the error if it does not rent such a machine now.
+    """One platform's answer. `refusal` is the error if the platform does not rent such a machine now.
 
     `profile` is None if the platform could not be queried; the quote has the reason.
     """
@@ -81,7 +81,7 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
     """Query the named or all configured platforms concurrently. Return the cheapest first, then unknown, then refusals.
 
-    A platform that can't be queried is unknown. Raises its error if it is the only one that was named.
+    A platform that can't be queried is unknown. If it is the only one that was named, its error is raised.
     """
     found: list[Offer] = []
 

@@ -23,8 +23,8 @@ from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, s
 async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -> Submission | FanOutResult:
     """Launch the job or the fan-out of a receipt, after checking all facts again.
 
-    `given` are arguments passed with the receipt, which must equal those of its job. Raises Conflict if they do not,
-    or if the file of the script has changed, and the errors of `submit`.
+    `given` are arguments passed with the receipt, which must equal the arguments of the receipt's job. Raises Conflict
+    if they do not, or if the file of the script has changed, and the errors of `submit`.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
     base = issued.plan.base if issued.plan is not None else issued.spec

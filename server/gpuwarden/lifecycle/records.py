@@ -37,10 +37,10 @@ from gpuwarden.ledger.store import Ledger
 
 @contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Turn errors that an undamaged ledger can't cause into an error about the damaged record."""
+    """Convert errors that only a damaged ledger can cause into an error about the damaged record."""
     try:
         yield
-    except UnicodeEncodeError:  # the id comes from the caller; no ledger can contain it
+    except UnicodeEncodeError:  # the caller passed this id, and no ledger can contain it
         raise NotFound("the id is not valid text, so this ledger can't contain it") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(subject, type(error).__name__) from error
@@ -62,7 +62,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event after which no process of a job writes; None if the job may have a process."""
+    """Return the event after which no process of a job writes files; None if the job may have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 

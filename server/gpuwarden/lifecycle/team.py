@@ -31,9 +31,9 @@ def check_approver(ctx: Context) -> None:
 
 
 def check_name(ctx: Context, person: str) -> None:
-    """Raise Refused if a user who is no approver creates a token or passkey for another one.
+    """Raise Refused if a user who is not an approver creates a token or passkey for another user.
 
-    A passkey approves and a token spends in its owner's name, so either would bypass the policy's lists.
+    A passkey approves and a token spends in its owner's name, so both would bypass the policy's lists.
     """
     listed, maker = ctx.policy.team.approvers, person_here(ctx)
     if listed and maker not in {*listed, person}:
@@ -44,7 +44,7 @@ def check_name(ctx: Context, person: str) -> None:
 
 
 def check_receipt(ctx: Context, receipt: str) -> None:
-    """Raise Conflict if people have caps and a receipt, with the approval of its spending, is another user's."""
+    """Raise Conflict if users have caps and a receipt, with the approval of its spending, belongs to another user."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     asked = person_of(issued.actor) if issued else ""
     if ctx.policy.team.people and asked != person_here(ctx):
@@ -55,7 +55,7 @@ def check_receipt(ctx: Context, receipt: str) -> None:
 
 
 def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
-    """Return why a job needs approval because its person or project has no cap in the policy; empty if it has."""
+    """Return why a job needs approval if its user or project has no cap in the policy; empty if both have one."""
     team = ctx.policy.team
     if team.people and person not in team.people:
         return f"the policy has no cap for the user {line(person, 80) or '(unknown)'}"
@@ -67,7 +67,7 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
 def allowances(
     ctx: Context, spec: JobSpec, person: str
 ) -> Iterator[tuple[str, Allowance, Callable[[JobRecord], bool]]]:
-    """Yield name and caps of a job's person and of its project, with a test whether a job counts towards them."""
+    """Yield name and caps of a job's user and of its project, each with a test of whether a job counts there."""
     team = ctx.policy.team
     if person in team.people:
         yield f"team.people.{person}", team.people[person], lambda job: job.person == person

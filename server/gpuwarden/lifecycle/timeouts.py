@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""Seconds for one query of a platform with all its pages: less than the minute that callers of a tool wait."""
+"""Seconds for one query of a platform, with all its pages. Less than the minute for which callers of a tool wait."""
 
 STORE_S = 60.0
 """Seconds for one check of an artifact store, while the job is locked."""

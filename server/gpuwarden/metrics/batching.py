@@ -1,4 +1,7 @@
-"""Write posts to the store in batches: one commit for all posts within about 50 ms, answered after the commit."""
+"""Write posts to the store in batches: one commit for all posts within about 50 ms.
+
+A post is answered after its commit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
-"""Posts that may wait for a commit; further ones are refused, and their senders retry."""
+"""Maximum number of posts that wait for a commit; further posts are refused, and their senders retry."""
 
 
 @dataclass
@@ -30,19 +33,22 @@ class _Waiting:
 
 
 class Batches:
-    """Collect posts from any number of tasks. Open it with `running()`, which commits the rest at its end."""
+    """Collect posts from any number of tasks.
+
+    Open it with `running()`, which commits the remaining posts when the block ends.
+    """
 
     def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
         self.store, self.every_s = store, every_s
         self.changed = anyio.Event()
-        """Set at each commit and then replaced; wait for it to follow this process's commits."""
+        """An event that is set at each commit and then replaced; wait for it to follow this process's commits."""
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 
     async def add(self, post: PostedPoints | PostedAlert) -> Written:
         """Store a post, and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
         if len(self._waiting) >= MOST_WAITING:
-            raise RateLimited("too many posts are waiting for the disk", "Post again in a second.")
+            raise RateLimited("too many posts are waiting to be written", "Post again in a second.")
         mine = _Waiting(post)
         self._waiting.append(mine)
         self._some.set()

@@ -24,7 +24,7 @@ from gpuwarden.metrics.store import Cursor, MetricStore, Point
 
 PIECE: Final = 10_000
 LARGEST_FLOAT32: Final = 3.4028234e38
-"""Larger numbers are infinite in an event file."""
+"""The largest finite number in an event file; larger numbers become infinite."""
 
 
 def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
@@ -61,7 +61,7 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file below `folder`/job and return its path. A point without a step gets its index as step."""
+    """Write one event file under `folder`/job and return its path. A point without a step gets its index as step."""
     points = all_points(store, job)
     first = next(points)  # raises before a folder is created
     target = folder / job

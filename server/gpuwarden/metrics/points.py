@@ -1,7 +1,7 @@
 """Parse a job's posts: points of metrics and alerts.
 
-The input is foreign data, the output bounded values. A post of the wrong shape is rejected as a whole (`Malformed`). A
-single value that is not a number is omitted and listed, so that the rest of its point is kept.
+The input is untrusted; the output contains only bounded values. A post of the wrong shape is rejected completely
+(`Malformed`). A single value that is not a number is omitted and listed, so that the rest of its point is kept.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class PostedPoints:
 
 @dataclass(frozen=True)
 class PostedAlert:
-    """One alert. `fields` has the given fields of the contract; `key` is equal for a repeated post."""
+    """One alert.
+
+    `fields` contains those of the contract's fields that were given; a repeated post has an equal `key`.
+    """
 
     job: str
     type: AlertType
@@ -162,7 +165,7 @@ def _read_point(where: str, point: object, rows: list[Row], ignored: list[Ignore
 
 @lru_cache(4096)
 def clean_name(name: str) -> str:
-    """Return a metric's name as one bounded line without secrets. Cached, because names repeat."""
+    """Return a metric's name as one bounded line without secrets. The result is cached, because names repeat."""
     return line(name, MAX_NAME)[:MAX_NAME]
 
 
@@ -219,7 +222,7 @@ _NUMBERS: Final = ("progress", "current_step", "total_steps", "loss", "duration"
 
 
 def alert_fields(body: object) -> dict[str, Any]:
-    """Return the known fields of an alert, each a bounded string or a number, so that cleaning them is cheap.
+    """Return the known fields of an alert, each as a bounded string or a number, so that sanitizing them is cheap.
 
     Raises Malformed if the body is not an object.
     """
@@ -232,8 +235,8 @@ def alert_fields(body: object) -> dict[str, Any]:
 def read_alert(body: object, now: float) -> PostedAlert:
     """Parse a post to the alerts API. Raises Malformed.
 
-    A job's alerts usually have no time, so equal alerts of one job count as one: a post that was repeated because its
-    answer was lost. The runner adds a `timestamp` to the alerts that it reports.
+    A job's alerts usually have no time, so equal alerts of one job count as one: the post was repeated because its
+    response was lost. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

@@ -1,8 +1,8 @@
 """SQLite store of metrics: points and alerts, each stored once even if it is posted several times.
 
-It is one file beside the ledger, in WAL mode, so that the server can write while the page and the watch read. Its loss
-costs only curves, so a commit does not wait for the disk (`synchronous = NORMAL`): a crash of a process loses no
-answered post, a power cut may lose the last moments.
+It is one file beside the ledger, in WAL mode, so that the server can write while the page and the watch read. Losing
+the file costs only curves, so a commit does not wait for the disk (`synchronous = NORMAL`): if a process crashes, no
+answered post is lost; a power failure may lose the most recent posts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FILE: Final = "metrics.db"
 VERSION: Final = 1
 APPLICATION_ID: Final = 0x67776D73  # "gwms"
 MAX_SERIES: Final = 512
-"""Metrics of one job."""
+"""Maximum number of metrics of one job."""
 MAX_JOB_POINTS: Final = 20_000_000
 MIN_FREE: Final = 256 << 20
-"""Bytes that metrics leave free on the disk for the ledger, which must stay writable while a machine is billed."""
+"""Bytes of disk space that metrics leave free for the ledger, which must stay writable while a machine is billed."""
 MAX_ALERTS: Final = 1_000
-"""Alerts of one job; more are counted as ignored."""
+"""Maximum number of alerts of one job; further alerts are counted as ignored."""
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
@@ -75,8 +75,8 @@ class Marker(NamedTuple):
 class Curve(NamedTuple):
     """A curve in few points. `x` are steps, or seconds since the epoch if `by_time`; `values` are finite.
 
-    `total` is the number of points that it represents, `odd` the number of those that are not finite; `markers` may
-    list fewer.
+    `total` is the number of points that the curve represents, and `odd` the number of those that are not finite;
+    `markers` may list fewer.
     """
 
     x: tuple[float, ...]
@@ -88,7 +88,7 @@ class Curve(NamedTuple):
 
 
 class StoredAlert(NamedTuple):
-    """One alert as it was reported. `id` is the cursor for the next read."""
+    """One alert as the job reported it. `id` is the cursor for the next read."""
 
     id: int
     type: str
@@ -114,7 +114,7 @@ class Written(NamedTuple):
 
 
 class MetricStore:
-    """The store of one state folder. Any number of processes may open it, and an object is thread-safe."""
+    """The store of one state folder. Any number of processes may open it, and each object is thread-safe."""
 
     def __init__(self, home: Path) -> None:
         self.path = private_folder(home) / FILE
@@ -137,7 +137,7 @@ class MetricStore:
         """Store a batch in one transaction; return the result for each post. On DiskError, nothing was stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
-                raise OSError(f"less than {MIN_FREE >> 20} MiB are free, which the ledger needs")
+                raise OSError(f"less than {MIN_FREE >> 20} MiB of disk space are free; the ledger needs them")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 written = [self._add(post) for post in batch.posts]
@@ -251,15 +251,15 @@ class MetricStore:
     ) -> Curve:
         """Return a curve in about `points` points: the lowest and the highest of each of `points / 2` buckets.
 
-        A curve with fewer points is returned whole. The x axis is the step, or the time if no point has a step.
-        `between` selects a part of the x axis; `total` and `odd` then count that part.
+        A curve with fewer points is returned unchanged. The x axis is the step, or the time if no point has a step.
+        `between` selects a part of the x axis; `total` and `odd` then count only that part.
         """
         with self._reading() as db:
             found = db.execute("SELECT id FROM series WHERE job = ? AND name = ?", (job, metric)).fetchone()
             return _downsampled(db, int(found[0]), points, between) if found else Curve((), (), (), 0, 0, False)
 
     def alerts(self, job: str, after: int = 0, limit: int = 100) -> tuple[StoredAlert, ...]:
-        """Return a job's alerts after the id of one, in the order in which they were stored."""
+        """Return a job's alerts after the alert with a given id, in the order in which they were stored."""
         sql = "SELECT id, type, at, body FROM alerts WHERE job = ? AND id > ? ORDER BY id LIMIT ?"
         with self._reading() as db:
             rows = db.execute(sql, (job, after, limit)).fetchall()
@@ -286,7 +286,8 @@ class MetricStore:
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise DiskError(
-                    f"{self.path} is not a metric store of this version", "Move it away; curves start from zero."
+                    f"{self.path} is not a metric store of this version",
+                    "Move the file away; curves then start from zero.",
                 )
             db.execute("COMMIT")
         except BaseException:
@@ -323,7 +324,7 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
     total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
     if not total:
         return Curve((), (), (), 0, 0, False)
-    # Points without a step are drawn only if no point has a step; then the time is the x axis, within that one step.
+    # Points without a step are drawn only if no point has a step; the x axis is then the time, within that one step.
     by_time = last_step == NO_STEP
     x, within = ("at", f"series = ? AND step = {NO_STEP} AND at") if by_time else ("step", "series = ? AND step")
     scale = 1e6 if by_time else 1

@@ -1,1 +1,1 @@
-"""The providers: each module rents and releases instances of one platform, and reports whether they bill."""
+"""The providers: each module rents and releases instances of one platform, and reports whether they are billed."""

@@ -3,7 +3,7 @@
 | variable | meaning |
 |---|---|
 | `<PLATFORM>_API_KEY` or the like | the account's key itself |
-| the same name + `_FILE` | a file that contains the key; refused if anyone but its owner may read it |
+| the same name + `_FILE` | a file that contains the key; refused if users other than its owner may read it |
 | `GPUWARDEN_<PROVIDER>_URL` | another address of the API, https or loopback only |
 | `GPUWARDEN_SSH_PUBLIC_KEY` | the public key, or its file, that new machines accept; default: the one in `~/.ssh` |
 """
@@ -77,7 +77,7 @@ def _private_text(file: Path, platform: str) -> str:
 
 
 def text_of_key_file(name: str) -> str:
-    """Return the content of a key file, whatever its mode; "" if it can't be read or is not a regular file."""
+    """Return the content of a key file, regardless of its mode; "" if it can't be read or is not a regular file."""
     try:
         end = os.open(
             Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -134,7 +134,7 @@ def public_key(env: Mapping[str, str]) -> str | None:
         text = given if _PUBLIC.fullmatch(given) else _first_line(Path(given).expanduser())
         if (key := same_key(text)) is None:
             raise BadRequest(
-                f"{SSH_KEY_VARIABLE} gives no public SSH key", "Name a .pub file, such as ~/.ssh/id_ed25519.pub."
+                f"{SSH_KEY_VARIABLE} has no public SSH key", "Name a .pub file, such as ~/.ssh/id_ed25519.pub."
             )
         return key
     home = Path(env.get("HOME") or "~").expanduser()

@@ -4,7 +4,7 @@
 - a definite refusal raises: the request had no effect
 - anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have had an effect.
 
-*Not found* and refusals count only in the platform's own JSON; the page of a proxy is `Unknown`. A reply that refuses a
+*Not found* and refusals count only in the platform's own JSON; a page from a proxy is `Unknown`. A reply that refuses a
 create but names an instance is not a refusal.
 """
 
@@ -56,8 +56,8 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
 """A row of offers, keys or the like. A row of another shape is kept unparsed, and `readable` omits it.
 
-A row that may be one of gpuwarden's instances is strict in the fields that identify it and lenient in the rest:
-`Row | RowId`. A list without a readable row may be a list of something else: it is Unknown.
+The type of a row that may be one of gpuwarden's instances is strict in the identifying fields and lenient in all
+others: `Row | RowId`. A list without a readable row may be a list of something else: it is Unknown.
 """
 
 MOST: Final = 10**18
@@ -281,7 +281,7 @@ class ApiClient:
         return httpx2.AsyncClient(
             timeout=httpx2.Timeout(REPLY_S, connect=CONNECT_S),
             verify=_tls(),
-            trust_env=not local,  # proxies of the environment are not for loopback
+            trust_env=not local,  # proxies from the environment do not apply to loopback
             follow_redirects=False,  # never send the key to another address
         )
 
@@ -309,7 +309,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def names_instance(body: Any, depth: int = 4) -> bool:
-    """Return whether a reply to a create names an instance at any level: then it exists, whatever the status."""
+    """Return whether a reply to a create names an instance at any level, which proves that it exists."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, depth - 1) for item in body)
     if not isinstance(body, dict):

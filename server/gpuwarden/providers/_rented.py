@@ -40,7 +40,7 @@ class Rented:
     api: ClassVar[Api]
     max_name: ClassVar[int] = 128
     wishes: frozenset[str] = frozenset()
-    """The options of a job that this platform accepts: `image`, `region`."""
+    """The job options that this platform accepts: `image`, `region`."""
 
     def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self.profile = profile
@@ -74,7 +74,7 @@ class Rented:
 
     async def ask_account(self) -> Answer[str]:
         """Request the id of the account from the platform."""
-        raise NotSupported(f"{self.api.platform} names no account through its API")
+        raise NotSupported(f"{self.api.platform} does not report the account through its API")
 
     # ------------------------------------------------------------------------------------------------ one instance
 
@@ -125,8 +125,8 @@ class Rented:
     ) -> Answer[tuple[Instance, ...]]:
         """Parse a list row by row, so that an invalid row hides no other instance.
 
-        A row without the expected shape becomes an UNCLEAR instance, with the id and the name in it. A row without
-        these could be any instance, so the whole list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without them
+        could be any instance, so the full list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -144,10 +144,10 @@ class Rented:
 
     async def balance(self) -> Answer[Balance]:
         """Raise NotSupported, unless a subclass whose platform reports the balance overrides this."""
-        raise NotSupported(f"{self.api.platform} reports no balance through its API", "See its console.")
+        raise NotSupported(f"{self.api.platform} does not report the balance through its API", "See its console.")
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every instance whose name carries `token`, without relying on the platform's own filters."""
+        """Return every instance whose name contains `token`, without relying on the platform's own filters."""
         answer = await self.list()
         if isinstance(answer, Unknown):
             return answer
@@ -175,7 +175,7 @@ class Rented:
     # ------------------------------------------------------------------------------------------------------- names
 
     def label(self, token: str) -> str:
-        """Return the instance name that carries the whole token. Raises BadRequest if it can't be part of a name."""
+        """Return the instance name that contains the full token. Raises BadRequest if it can't be part of a name."""
         label = PREFIX + token
         if not token or len(label) > self.max_name or not re.fullmatch(r"[A-Za-z0-9._-]+", token):
             raise BadRequest(f"the token {token!r} can't be part of a name of {self.api.platform}")
@@ -183,7 +183,7 @@ class Rented:
 
     @staticmethod
     def token_in(label: str | None) -> str:
-        """Return the token that a name carries, or ""."""
+        """Return the token in a name, or ""."""
         return label.removeprefix(PREFIX) if label and label.startswith(PREFIX) else ""
 
     # ---------------------------------------------------------------------------------------------------- resources
@@ -213,7 +213,10 @@ class Rented:
     # ----------------------------------------------------------------------------------------------------- instances
 
     def place(self, ident: str, host: str, port: int | None, user: str | None = None) -> Place:
-        """Return the place of jobs on an instance. Port None means ssh's default, or that of the user's ssh config."""
+        """Return the `Place` of jobs on an instance.
+
+        Port None means ssh's default, or that of the user's ssh config.
+        """
         return Place(
             platform=self.profile.id,
             instance_id=ident,

@@ -1,8 +1,9 @@
-"""Base class of the providers that rent no machine in advance: `create` makes a reservation, and the job is the
-instance.
+"""Base class of the providers that rent no machine in advance.
 
-A reservation is a private file, named by its token. Labels of other programs' jobs may have any text as a token; a text
-that is no valid file name belongs to no reservation.
+`create` makes a reservation, and the job itself is the instance.
+
+A reservation is a private file, named by its token. Jobs of other programs may have any text as a token in their
+labels. A text that is not a valid file name does not belong to a reservation.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 | `AUTODL_IMAGE` | uuid of the image of new instances |
 | `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
 
-The API names no account: a replaced token counts as another account's until it is confirmed to reach the instance.
+The API does not report the account: a replaced token counts as another account's until it is confirmed that it can
+access the instance.
 
 The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
 AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
@@ -158,7 +159,7 @@ class AutoDL(Rented):
     def __init__(self, profile: Profile, clock: Clock, env: dict[str, str] | None = None) -> None:
         super().__init__(profile, clock, env)
         self._tokens: dict[str, str] = {}
-        """Tokens by instance id, since only the list reports names."""
+        """Tokens by instance id, because only the list reports names."""
 
     async def check_account(self) -> Findings:
         """Return findings on the credit and on the SSH key."""

@@ -58,11 +58,14 @@ class Provider(Protocol):
         ...
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent one instance that carries `token` in its name or label. Returns at once."""
+        """Rent one instance with `token` in its name or label. Returns at once."""
         ...
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
-        """Return every instance that carries `token`. An empty tuple counts only if a second poll confirms it."""
+        """Return every instance with `token` in its name or label.
+
+        An empty tuple counts only if a second poll confirms it.
+        """
         ...
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
@@ -117,7 +120,7 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 
 @contextmanager
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
-    """Let `get` confirm a missing instance with a recently read list; None makes it request a new list.
+    """Let `get` confirm a missing instance with a recently read list. With None, `get` requests a new list.
 
     Without this, a platform that reclaimed a thousand machines would be asked for its list a thousand times.
     """
@@ -163,7 +166,7 @@ def account_keys() -> frozenset[str]:
 
 
 def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's account keys by their source: an environment variable, or the file that it names."""
+    """Return this process's account keys by source: an environment variable, or a file named by such a variable."""
     found = {}
     for name in account_keys():
         found[name] = given = env.get(name, "").strip()  # a user may put the key itself here

@@ -1,4 +1,6 @@
-"""Provider `dstack`: the runs of a dstack project. No machine is rented before a job runs: its run gets one.
+"""Provider `dstack`: the runs of a dstack project.
+
+No machine is rented before a job runs: dstack rents one for its run.
 
 | variable | meaning |
 |---|---|
@@ -8,8 +10,8 @@
 `create` makes a reservation: it requests a plan, writes the token and the checked price to a file, and costs nothing.
 From the launch on, the state of the instance is that of the run with the token in a tag. A run that has ended may leave
 an idle machine that is still billed, so the instance counts as gone only if the fleet has no machine of that run any
-more. If gpuwarden has a provider and a key for the cloud behind dstack, that cloud must confirm it, by its own id of
-the machine.
+more. If gpuwarden has a provider and a key for the cloud behind dstack, that cloud must confirm that the machine is
+gone, by the cloud's own id.
 
 The list includes the project's other runs, the machines of its fleets, and its gateways: all of them are billed.
 """
@@ -58,9 +60,10 @@ SHELL_GUARD: Final = ShellGuard(
     key_variables=ACCOUNT_KEYS,
 )
 DIRECT: Final = {"runpod": ("runpod", "runpod"), "vastai": ("vastai", "vastai"), "lambda": ("lambda", "lambda_cloud")}
-"""By dstack's name of a cloud: the profile and the provider that can query its machines directly."""
+"""The profile and the provider that can query a cloud's machines directly, by dstack's name of the cloud."""
 SKEW_S: Final = 86_400.0
-"""Allowed lag of the server's clock in seconds: runs older than the reservation by more are not searched for it."""
+"""Allowed lag of the server's clock in seconds. The search for a reservation's run excludes runs that are older than
+the reservation by more than this."""
 _AVAILABLE: Final = frozenset({"available", "idle", "unknown"})
 _THERE: Final = frozenset({"pending", "provisioning", "idle", "busy", "terminating"})
 
@@ -98,7 +101,7 @@ class DstackProvider(ReservingProvider):
             return Unknown(error.message)
 
     async def check(self) -> list[Finding]:
-        """Return a finding if the token has no access to the project, or if the project can't start runs."""
+        """Return a finding if the token has no access to the project or the project can't start runs."""
         try:
             fleets = await self._server.fleets(self._project)
         except WardenError as error:
@@ -130,7 +133,7 @@ class DstackProvider(ReservingProvider):
                 price_usd_per_hour=first.price if first.price > 0 else None,
                 source=f"dstack's plan: {where}",
                 at=self._clock.now(),
-                note="" if first.price > 0 else "dstack names no price for machines of an SSH fleet",
+                note="" if first.price > 0 else "dstack reports no price for machines of an SSH fleet",
             )
         )
 
@@ -232,7 +235,7 @@ class DstackProvider(ReservingProvider):
                 why=f"machine {where}: {one.status}",
             )
         for gateway in gateways:
-            why = f"the dstack gateway {line(gateway.name, 60)} is {line(gateway.status, 20)}; it bills without a run"
+            why = f"the dstack gateway {line(gateway.name, 60)} is {line(gateway.status, 20)}; billed without a run"
             found[gateway.id] = Instance(id=gateway.id, state=InstanceState.RUNNING, why=why)
         return Known(tuple(found.values()))
 

@@ -7,7 +7,7 @@
 | `LAMBDA_FILESYSTEM` | the filesystem for durable storage; default: the one named gpuwarden |
 
 The API has no stop, price cap, bill or balance. A cap is compared with the price of the instance type before the
-launch. The account is the owner that the audit log names.
+launch. The account is identified by the owner in the audit log.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Kinds(ResponseModel):
 
 
 class _InstanceId(ResponseModel):
-    """The fields that even an invalid row must have: without its name, it might carry any token."""
+    """The fields that even an invalid row must have: without a name, the row might have any token."""
 
     id: Ident
     name: str
@@ -236,7 +236,7 @@ class LambdaCloud(Rented):
             return answer
         ids = answer.value.data.instance_ids
         if len(ids) != 1:
-            return Unknown(f"Lambda was asked for one instance but named {len(ids)}")
+            return Unknown(f"Lambda was asked for one instance but reported {len(ids)}")
         return Known(
             Instance(
                 id=ids[0],
@@ -359,7 +359,7 @@ class LambdaCloud(Rented):
             at = f", mounted at {found[0].mount_point}" if len(found) == 1 else ""
             raise BadRequest(
                 f"Lambda has {len(found)} filesystems called {wanted!r}{at}; durable storage needs one at {tier.path}",
-                f"Create one called {DURABLE_NAME}; it bills until it is deleted.",
+                f"Create one called {DURABLE_NAME}; it is billed until it is deleted.",
             )
         return Known(found[0].region.name)
 

@@ -8,7 +8,7 @@
 
 The price cap is part of the order itself; a quote includes the price of disk, vCPUs and memory beyond those of the
 offer. Prepaid offers are skipped, since money paid in advance can't be metered. gpuwarden can't stop Pods; a Pod that
-is stopped is billed at its full price unless it names another one.
+is stopped is billed at its full price unless its record has another price.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: the one named gpuwarden |
 | `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
 
-Only the older GraphQL API offers the balance, the account's id and a stop date for a Pod. It needs another scope of the
-key and ends early in 2027. Pods are created through REST v2, without a stop date. GraphQL does not report whether the
-account is invoiced.
+Only the older GraphQL API offers the balance, the account's id and a stop date for a Pod. This API needs another scope
+of the key, and will be shut down early in 2027. Pods are created through REST v2, without a stop date. GraphQL does not
+report whether the account is billed by invoice.
 
 The API has no price cap and no interruptible Pods; a cap is compared with the list price before a Pod is created.
 """

@@ -66,7 +66,7 @@ MANAGED: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "WINDING_DOWN": (_S.RUNNING, True),
     "CANCELLING": (_S.STOPPING, None),
 }
-"""The state of a machine, and whether it bills, by the state of its managed job."""
+"""The state of a machine, and whether it is billed, by the state of its managed job."""
 WITNESSES: Final = {
     "lambda": "lambda",
     "paperspace": "paperspace",
@@ -263,7 +263,7 @@ class SkyProvider:
         try:
             jobs = (await self._sky.ask(ManagedQueue, "managed")).rows
         except WardenError as error:
-            why = line(f"SkyPilot can't list its managed jobs, which may run and bill: {error.message}", 300)
+            why = line(f"SkyPilot can't list its managed jobs, which may run and be billed: {error.message}", 300)
             return (Instance(id="jobs", state=_S.UNCLEAR, why=why),)
         return tuple(_managed_machine(job) for job in jobs if job.cloud in ("", self.infra))
 
@@ -351,6 +351,6 @@ def _managed_machine(job: ManagedJob) -> Instance:
     state, meter = MANAGED.get(job.status, (_S.UNCLEAR, None))
     why = (
         f"SkyPilot's managed job {line(job.name, 80)}, {line(job.status, 20)}, recovered {job.recoveries} times: "
-        f"it bills until it ends, and rents a new machine if it loses its own; `sky jobs cancel {job.id}` ends it"
+        f"it is billed until it ends, and a lost machine is replaced by a new one; `sky jobs cancel {job.id}` ends it"
     )
     return Instance(id=f"jobs/{job.id}", state=state, meter=meter, created_at=job.submitted_at, why=why)

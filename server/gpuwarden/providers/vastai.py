@@ -44,7 +44,7 @@ DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GB: Final = 50
 OFFERS: Final = 3000
 TRIES: Final = 3
-"""Number of offers to try, from the cheapest up, since offers are taken fast."""
+"""Number of offers to try, from the cheapest up, because offers are taken quickly."""
 BILL_DAYS: Final = 60
 HEADROOM: Final = 1.2
 """Ratio of a bid to the minimum that wins. The bid is the hourly price."""
@@ -131,7 +131,7 @@ class _Key(ResponseModel):
 
 
 class _User(ResponseModel):
-    """The account. Its prepaid balance is `credit`, which the API description lacks; `balance` may differ."""
+    """The account. Its prepaid balance is `credit`, which is missing from the API description; `balance` may differ."""
 
     balance: float
     credit: float | None = None
@@ -513,8 +513,8 @@ def _bid(row: _Offer | _Instance, most: float | None) -> float | None:
 def _state(i: _Instance) -> tuple[InstanceState, bool | None]:
     """Return the normalized state for Vast's four fields, and whether compute is billed.
 
-    `actual_status` is a word of an open set. An outbid instance has `stopped` in the other three fields, like one that
-    its user stopped; only a bid can be outbid.
+    `actual_status` may have undocumented values. An outbid instance has `stopped` in the other three fields, like one
+    that its user stopped; only a bid can be outbid.
     """
     wanted = i.intended_status == "running"
     match i.actual_status:

@@ -1,4 +1,6 @@
-"""A simulated metered cloud on this machine. A rented GPU's effects on processes and files are real; the money is not.
+"""Simulate a metered cloud on this machine.
+
+A rented GPU's effects on processes and files are real, but the money is not.
 
 The cloud follows one profile's front matter: its verbs, the data that survives them, when the meter stops, how an
 interruption happens. Time advances on access: every call first applies the transitions that are due (`tick`), and a
@@ -107,7 +109,7 @@ class Cloud:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings in force."""
+        """Return the current settings."""
         return (self.store.config() or Config(profile=self.profile)).settings
 
     # ------------------------------------------------------------------------------------------------ the account
@@ -130,11 +132,11 @@ class Cloud:
         return self._call("quote", ask)
 
     def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance labelled `token`. Like real clouds it rents another one if called again."""
+        """Rent an instance labelled `token`. Like real clouds, it rents another instance if called again."""
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
-            with nothing_sent():  # as a search before the order finds none
+            with nothing_sent():  # as if the search before the order found none
                 self._refuse(s, resources, usd)
             number = s.state.calls.get("instances", 0) + 1
             s.state.calls["instances"] = number
@@ -246,7 +248,10 @@ class Cloud:
             return min((self._due(r) - s.now for r in restless), default=None)
 
     def truth(self, id: str) -> Truth:  # noqa: A002
-        """Return an instance's true state, whatever the provider reports. Advances time first. Raises NotFound."""
+        """Return an instance's true state, regardless of the provider's reports. Advances time first.
+
+        Raises NotFound.
+        """
         truths = self.truths()
         if id not in truths:
             raise NotFound(f"{self._platform} never had an instance {id!r}")
@@ -521,8 +526,8 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            # Reported per hour of the clock, as the bill grows, so that a second poll can detect a stopped machine's
-            # bill.
+            # Reported per hour of the clock, in step with the bill, so that a second poll can detect a stopped
+            # machine's bill.
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,

@@ -55,7 +55,7 @@ class Console:
                     answer = error.as_dict()
                 except ValidationError as error:
                     said = error.errors()[0]["msg"]
-                    answer = BadRequest(f"arguments can't be used, the first: {said}").as_dict()
+                    answer = BadRequest(f"invalid arguments: {said}").as_dict()
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     answer = BadRequest(f"unknown request: {error!r}"[:300]).as_dict()
                 yield json.dumps(answer)

@@ -1,4 +1,4 @@
-"""The storage of rehearsal instances: real folders, laid out by the profile's tiers.
+"""Store the files of rehearsal instances in real folders, laid out according to the profile's tiers.
 
 ```
 <root>/instances/<id>/fs/         while the machine is on: tiers at their mount paths
@@ -80,7 +80,7 @@ class Disk:
                 trash(self.root, entry)
 
     def erase(self) -> None:
-        """Delete all files of the instance itself. Volumes stay."""
+        """Delete all files of the instance itself, but not its volumes."""
         trash(self.root, self.home)
 
     def allow_runs(self, allowed: bool) -> None:

@@ -24,10 +24,9 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 
 
 def computes(profile: Profile, record: Record) -> bool:
-    """Return whether compute bills in the record's present state.
-
-    A failed boot bills until it is terminated. A stopped instance keeps billing if the profile's `stops_on` lacks
-    `stop`; an interrupted one does not, since the platform took the GPU back.
+    """Return whether compute is billed in the record's present state. A failed boot is billed until it is terminated. A
+    stopped instance keeps billing if the profile's `stops_on` lacks `stop`; an interrupted one does not, since the
+    platform took the GPU back.
     """
     if not profile.meter.metered:
         return False
@@ -37,7 +36,7 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Return whether something other than compute, such as a disk, bills in the record's present state, or may bill."""
+    """Return whether anything except compute, such as a disk, is or may be billed in the record's present state."""
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return bool(profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable))

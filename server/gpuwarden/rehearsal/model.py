@@ -64,7 +64,7 @@ class Fault(Frozen):
       and a response with an unexpected shape. `no_capacity`: no effect, and a refusal. `false_refusal`: the effect,
       and a refusal.
     - `stale`: for `seconds` a new instance is not listed yet, and a gone one is still listed as terminating.
-    - `slow_boot`: the boot takes `seconds` more. `failed_boot`: it never runs, and bills until it is terminated.
+    - `slow_boot`: the boot takes `seconds` more. `failed_boot`: it never runs, and is billed until it is terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
     - `full_disk`: writes fail once the instance's files exceed `size` bytes.
     - `bills_when_stopped`: reported as stopped, but compute is still billed.

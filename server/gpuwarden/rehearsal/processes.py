@@ -1,4 +1,4 @@
-"""The processes of rehearsal instances: find and signal them, and never any others.
+"""Find and signal the processes of rehearsal instances, and never any others.
 
 A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if a
 run folder names it and its start ticks match, or if it descends from such a process. That includes children that called
@@ -37,7 +37,7 @@ def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Proce
     for process in list(found.values()):
         with contextlib.suppress(psutil.Error):
             found.update({c.pid: c for c in process.children(recursive=True)})
-    ours = {os.getpid(), os.getppid()}  # never kill this process or its parent, whatever their environment
+    ours = {os.getpid(), os.getppid()}  # never kill this process or its parent, regardless of their environment
     with contextlib.suppress(psutil.Error):
         ours.update(p.pid for p in psutil.Process().parents())
     return [p for pid, p in sorted(found.items()) if pid not in ours and _lives(p)]

@@ -1,4 +1,4 @@
-"""The cloud's files, and the lock that makes all processes share one cloud.
+"""Manage the cloud's files, and the lock with which all processes share one cloud.
 
 `cloud.json` is the configuration (profile, settings, faults), `state.json` the state. Both are replaced by one
 rename, so a killed process leaves either the old or the new text. Power loss is not simulated: no fsync.
@@ -69,7 +69,7 @@ class Store:
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
-        """Replace the whole file."""
+        """Replace the file atomically."""
         path = self.root / ("cloud.json" if isinstance(model, Config) else "state.json")
         write_private(path, model.model_dump_json())
 

@@ -1,7 +1,7 @@
-"""The supervisor of a rehearsal cloud: polls, so that due changes happen without other callers.
+"""The supervisor of a rehearsal cloud: polls it, so that scheduled changes happen even if no other process does.
 
 `python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and exits when no instance
-can change without a call, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud
+has a scheduled change, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud
 starts a new one. It is not needed for correctness: any caller applies the same transitions.
 """
 

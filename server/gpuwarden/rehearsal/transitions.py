@@ -86,7 +86,7 @@ class Engine:
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
     def strike(self, record: Record, at: float, step: int | None) -> Record:
-        """Let a preemption or vanishing strike a running instance, if its step or time has come."""
+        """Apply a due preemption or disappearance to a running instance, by its step or time."""
         for fault in record.faults:
             if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
                 continue

@@ -1,4 +1,4 @@
-"""Run the cells of a fan-out in turn on one machine, one per GPU at a time. Shipped as source.
+"""Run the cells of a fan-out one after another on one machine, one per GPU at a time. Shipped as source.
 
 Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
 `cell.json` in that folder is written last, so an interrupted cell runs again and a completed one does not.
@@ -70,7 +70,7 @@ class Slot:
         self.sweep()
         if code < 0 and not self.timed_out and self.tries < RETRIES:
             self.tries += 1
-            print("cell %d: ended by signal %d; started again as it is" % (self.cell["index"], -code), flush=True)
+            print("cell %d: ended by signal %d; restarted unchanged" % (self.cell["index"], -code), flush=True)
             self.start(self.cell)
             return False
         self.record(code)

@@ -38,7 +38,7 @@ from gpuwarden.remote.runner_bundle import one_file
 INPUTS_HERE: Final = "inputs.whole"
 """A marker file of the run folder: all inputs are in its working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
-"""If a run folder has one of these files, the job has started and may change its inputs."""
+"""If a run folder contains one of these files, the job has started and may change its inputs."""
 
 GRACE_S: Final = 10.0
 WARN_BEFORE_S: Final = 300
@@ -129,7 +129,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
 
 
 def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
-    """Return the program that runs the cells of a fan-out in turn, and its list of cells."""
+    """Return the program that runs the cells of a fan-out one after another, and its list of cells."""
     cells = [{**cell.model_dump(), "args": list(cell.args), "folder": cell.folder} for cell in spec.cells]
     order = {"cells": cells, "slots": spec.gpu_count, "cell_timeout_s": spec.cell_timeout_s}
     return Path(queue_program.__file__).read_bytes(), json.dumps(order).encode()
@@ -209,7 +209,7 @@ _STATES: Final = {
 }
 _NO_STATUS: Final = {"missing": Code.NO_RUN_FOLDER, "absent": Code.NO_STATUS}
 _CLAIMS: Final = frozenset({Code.EXITED, Code.KILLED_BY_SIGNAL, Code.NOT_STARTED, Code.RESTARTS_USED})
-"""The end reasons that are taken from a status file. All other reasons follow from observations."""
+"""The end reasons that are accepted from a status file. All other reasons follow from observations."""
 _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preempted": Code.TERMINATED}
 
 
@@ -228,7 +228,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 def observation(reply: Mapping[str, Any]) -> Observation:
     """Interpret one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
-    folder = reply.get("folder", reply.get("state"))  # a job's status file can't set `folder`
+    folder = reply.get("folder", reply.get("state"))  # so that a job's status file can't set `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
         known = mark if isinstance(mark, str) and len(mark) <= MARK_CHARS else ""
@@ -286,7 +286,7 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
     """Return state, reason and staleness. Only the liveness of processes was observed; the file claims the rest."""
     if status.state != "running" and status.confirmed and status.alive:
-        # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to end.
+        # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to exit.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
     if status.state in _STATES:
         return _STATES[status.state], Reason(_claimed(status), said=status.why), False
@@ -348,7 +348,7 @@ def manifest(lines: Sequence[Mapping[str, Any]]) -> Manifest:
 
 
 def fetched_manifest(raw: bytes) -> Manifest:
-    """Parse the manifest of the runner's `fetch`. Each of its lines has many files."""
+    """Parse the manifest of the runner's `fetch`. Each line lists many files."""
     *lines, last = raw.strip().split(b"\n")
     rows = _rows()
     try:

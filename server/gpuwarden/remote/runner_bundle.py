@@ -1,5 +1,6 @@
-"""Bundle the runner's modules into one file, so that the upload is whole or absent. It is not a zip, since Python
-caches the bytecode of a file but compiles the modules of a zip at every call.
+"""Bundle the runner's modules into one file, so that the upload is complete or absent.
+
+The bundle is not a zip, because Python caches the bytecode of a file but compiles the modules of a zip at every call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from gpuwarden.remote.runner.crash import HEADING
 
 MODULES: Final = Path(__file__).with_name("runner")
-_LAST: Final = "verbs"  # it needs all others, directly or not
+_LAST: Final = "verbs"  # it needs all others, directly or indirectly
 _FUTURE: Final = "from __future__ import annotations\n"
 _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|[^(\n]*)$", re.MULTILINE)
 
@@ -19,8 +20,8 @@ _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|
 def one_file() -> bytes:
     """Return every module after those that it imports. The result is deterministic, so that a digest can name the file.
 
-    All modules share one namespace, so blank lines replace the imports between them: line 7 of a module is the 7th
-    below its heading.
+    All modules share one namespace, so blank lines replace the imports between them: line 7 of a module is the 7th line
+    after its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)

@@ -1,4 +1,4 @@
-"""Read an artifact store in S3: the manifest, sizes and checksums of objects by HEAD requests, and the objects.
+"""Read an artifact store in S3: the manifest, the objects, and their sizes and checksums from HEAD requests.
 
 Needs boto3 (the extra `s3`) and a key with list and read access; the uploader on the machine has another key.
 """
@@ -59,7 +59,7 @@ class S3Reader:
         ))  # fmt: skip
 
     async def reach(self) -> None:
-        """List one object of the path."""
+        """List at most one object under the path."""
         named = {"Bucket": self.address.root, "Prefix": self.address.path, "MaxKeys": 1}
         if await self._in_thread(lambda: self._ask(lambda: self._client.list_objects_v2(**named))) is None:
             raise _no_bucket(self.address.root)
@@ -92,7 +92,7 @@ class S3Reader:
         return await self._in_thread(heads)
 
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Stream one object from `offset`, which is below its size."""
+        """Stream one object from `offset`, which is less than its size."""
         named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
         # A caller that cancels one stream may open another, so `_given_up` is not set here.
         reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)

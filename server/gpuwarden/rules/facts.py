@@ -40,7 +40,7 @@ MARGIN = 1.3
 
 @dataclass(frozen=True)
 class Leak:
-    """A place in a spec that contains a secret's value; the value itself is not stored."""
+    """A field of a spec that contains a secret's value; the value itself is not stored."""
 
     where: str
     looks_like: str
@@ -68,19 +68,19 @@ class SubmitFacts:
     - `unusable`: why jobs can't run on the platform. `unsold`: why the platform does not rent the requested machine.
     - `unset_secrets`: declared secrets without a value here. `account_secrets`: declared secrets that are, or contain,
       the key of an account that rents machines, or gpuwarden's own secrets.
-    - `looked`: findings of the probe of the place (if it exists before renting) and of the check of the account. Each
-      names the rule that reports it.
+    - `looked`: findings of the probe of an existing machine and of the check of the account. Each names the rule that
+      reports it.
     - `hub`: None for a job that does not use the Hub.
     - `proven_script`: this exact script has succeeded before, or is shipped with gpuwarden.
     - `script_url`: the problem with the address of a script.
     - `inputs`: the manifest of the files that are copied with the job. `inputs_left_out`: files of the named folders
       that are not copied. `input_leaks`: inputs that look like secrets.
-    - `attempts`: how often the platform itself may run the command.
+    - `attempts`: how many times the platform itself may run the command.
     - `artifact_store`: the problem with the artifact store, None if the job has none. `unset_store_keys`: the variables
       of its credentials that have no value here.
     - `engine`: the limits of the engine that runs the job, None without an engine.
     - `local_modules`: modules, with their paths, that the program imports from files that are not copied.
-    - `readiness`: the unmet needs of an existing place, None if it was not checked.
+    - `readiness`: the unmet needs of an existing machine, None if it was not checked.
     - `files_here`: files of the working directory that the command or the arguments name and that are not copied; None
       if the platform takes no files.
     - `rehearsed`: the last rehearsal of this script with these arguments, None without one.
@@ -133,7 +133,7 @@ class SubmitFacts:
 
     @property
     def nodes(self) -> int:
-        """Return the job's number of nodes: by the request to its engine or by its command, whichever is larger."""
+        """Return the job's number of nodes: the larger one of those in its engine request and in its command."""
         return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
@@ -161,7 +161,7 @@ class SubmitFacts:
         return Severity.UNKNOWN if self.metered else Severity.WARNING
 
     def reported(self, rule: str) -> Iterator[Found]:
-        """Yield the findings of the probes of the place and the account for one rule."""
+        """Yield the findings of one rule from the probes of the machine and the account."""
         return (Found(f.message, f.fix, f.severity) for f in self.looked if f.rule == rule)
 
     @property
@@ -234,8 +234,8 @@ class TeardownFacts:
     - `machine`: the provider's report on the instance. `files`: the files on it now, Unknown if it can't be reached.
     - `copy_verdict`: the verdict on the pulled copy, None if it was not verified since it last changed.
     - `copy_equal`: every file of the copy has the digest of the machine's manifest, whatever its content.
-    - `copy_unread`: files of no known format, if they are the only reason why the copy is not proven.
-    - `copy_aside`: pictures, tables and logs that are equally broken on the machine, if only they refute the copy.
+    - `copy_unread`: files of no known format, if the copy is not proven only because of them.
+    - `copy_aside`: images, tables and logs that are equally broken on the machine, if no other files refute the copy.
     - `store`: the address of the artifact store, if it was checked. `store_why`: why it lacks files that the verb
       destroys.
     """

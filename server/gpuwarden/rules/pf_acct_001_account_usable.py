@@ -13,8 +13,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def account_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The account and its key may rent and release instances.
 
-    Why: otherwise, a missing key, a key without the right or an empty balance is detected only after everything else
-    was prepared. The worst case is a key that may launch an instance but not terminate it, because the machine is then
+    Why: otherwise, a missing key, a key without the right or an empty balance is detected only after all other
+    preparation. The worst case is a key that may launch an instance but not terminate it, because the machine is then
     billed until you end it in the provider's console. Both rights are checked before anything is rented.
 
     Example:

@@ -15,7 +15,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
 def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
     """The arguments of a shipped trainer are declared settings, with values within their limits.
 
-    Why: the trainer checks them itself and ends at once, but only after the machine was rented.
+    Why: a shipped trainer also checks its arguments itself, but only after the machine was rented.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "trl-lib/tldr", "--warmup-ratio=0.1"])

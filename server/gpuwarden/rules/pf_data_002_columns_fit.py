@@ -27,11 +27,11 @@ _NEEDS = {
     fix="Map the columns before training, or choose a dataset made for this method.",
 )
 def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
-    """The dataset has the columns that the training method reads, with types that it can read.
+    """The dataset has the columns that the training method reads, in types that the method accepts.
 
     Why: the format of the data is the most common reason why a job fails at once, especially for preference data. A
-    column of the right name may have the wrong content: addresses instead of pictures, one text instead of messages.
-    The result of a script's own `map` is not analyzed; then PF-DATA-003 checks only the columns that the script reads.
+    column of the right name may have the wrong content: URLs instead of images, one text instead of messages. The
+    result of a script's own `map` is not analyzed; then PF-DATA-003 checks only the columns that the script reads.
 
     Example:
         data = load_dataset("tatsu-lab/alpaca", split="train")  # instruction, input, output, text
@@ -79,9 +79,7 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
         why = (fact.config.why if fact.config else "") or (structure.why if structure else "") or "no columns are known"
         unreached = structure is not None and not structure.reached
         severity = facts.could_not if unreached else Severity.WARNING
-        return [
-            Found(f"{fact.where}: the fit of its columns could not be checked: {why}", "Check them yourself.", severity)
-        ]
+        return [Found(f"{fact.where}: its columns could not be checked: {why}", "Check them yourself.", severity)]
     typed = facts.uses.typed
     renames, makes = (typed.renames, frozenset[str]()) if typed else (facts.uses.renames, facts.uses.makes)
     seen = {renames.get(c, c) for c in columns} | makes

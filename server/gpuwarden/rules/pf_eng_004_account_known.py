@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def account_known(facts: SubmitFacts) -> Iterator[Found]:
     """The job's account and QOS belong to the user.
 
-    Why: an engine with accounting rejects a job under an account of other users or lets it wait forever, and the usage
-    of a job is charged to its account.
+    Why: an engine with accounting rejects a job under another user's account, or never starts it, and the usage of a
+    job is charged to its account.
 
     Example:
         submit_job(platform="slurm/cluster", options={"account": "vision"}, script=train)  # you are in nlp
@@ -32,6 +32,6 @@ def account_known(facts: SubmitFacts) -> Iterator[Found]:
     if limits.accounts == ():
         yield Found(f"{facts.spec.platform} has no account for you", "Ask the site to add you to an account.")
     elif asked.account and limits.accounts is not None and asked.account not in limits.accounts:
-        yield Found(f"the account {asked.account} is not yours; yours: {line(', '.join(limits.accounts), 300)}")
+        yield Found(f"the account {asked.account} is not among your accounts: {line(', '.join(limits.accounts), 300)}")
     if asked.qos and limits.qos and asked.qos not in limits.qos:
-        yield Found(f"the QOS {asked.qos} is not yours; yours: {line(', '.join(limits.qos), 300)}")
+        yield Found(f"the QOS {asked.qos} is not among your QOS: {line(', '.join(limits.qos), 300)}")

@@ -14,10 +14,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The engine accepts this number of jobs at a time and lets them run.
 
-    Why: the cells of a fan-out are submitted to the engine as one array, and every task of it counts as a job. A site
-    limits the size of an array and the number of submitted jobs of a user, an account or a QOS; an array beyond a limit
-    is rejected as a whole. The site also limits the number of running jobs: further jobs wait, and if the limit is 0,
-    all jobs wait.
+    Why: the cells of a fan-out are submitted to the engine as one array, and each of its tasks counts as a job. A site
+    limits the size of an array and the number of submitted jobs of a user, an account or a QOS; if an array exceeds a
+    limit, all of its tasks are rejected. The site also limits the number of running jobs: further jobs wait, and if the
+    limit is 0, all jobs wait.
 
     Example:
         submit_job(platform="slurm/cluster", script=train, seeds=2000)  # an array has at most 1001 tasks there

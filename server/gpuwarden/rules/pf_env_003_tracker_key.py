@@ -15,7 +15,7 @@ _KEYS = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "comet_ml": ("COMET_API_KEY",
 def tracker_key(facts: SubmitFacts) -> Iterator[Found]:
     """A tracker that needs a key gets one.
 
-    Why: a job has no terminal to type it, so the run ends at the tracker's first call.
+    Why: a job has no terminal to enter a key at, so the run ends at the tracker's first call.
 
     Example:
         TrainingArguments(output_dir="out", report_to="wandb")  # submit_job(secrets=[])

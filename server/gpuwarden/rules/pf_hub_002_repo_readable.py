@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Accept the terms on the repo's page with the account whose token the job uses, or choose an open repo.",
 )
 def repo_readable(facts: SubmitFacts) -> Iterator[Found]:
-    """Gated and private repos can be read by the job, and the Hub has disabled none.
+    """The job can read its gated and private repos, and the Hub has disabled none of its repos.
 
     Why: the page of a gated repo is public, so it looks usable, but its files answer 403 until the account has accepted
     the terms. A job has no token unless one is passed to it. The files of a disabled repo can't be read by any account.

@@ -24,9 +24,9 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The model and its training state fit into the GPU's memory.
 
     Why: the job certainly runs out of memory if even the lowest estimate does not fit, and probably if only the lowest
-    does. The estimate is computed from the model's config.json, and the finding names the formula; sharding over
-    several GPUs is counted generously. An estimate wider than three times its lower end gives no warning, and neither
-    does one of which only the highest tenth is too large.
+    does. The estimate is computed from the model's config.json, and the finding names the formula; for several GPUs it
+    assumes ideal sharding. An estimate gives no warning if its upper end is more than three times its lower end, or if
+    only its highest tenth is too large.
 
     Example:
         submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)

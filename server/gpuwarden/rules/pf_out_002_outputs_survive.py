@@ -14,9 +14,10 @@ from gpuwarden.rules.facts import SubmitFacts
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive the planned teardown, the job's end and interruptions.
 
-    Why: each platform deletes different paths at different times. A path that does not survive is a mistake if the same
-    machine has one that does. If no path survives the teardown, you must pull first, and the teardown gate requires it.
-    If the platform itself ends the machine with the job, such as for a managed job, only an artifact store helps.
+    Why: each platform deletes different paths at different times. An output on a path that does not survive is a
+    mistake if the same machine has a path that does. If no path survives the teardown, you must pull first, and the
+    teardown gate requires that. If the platform itself terminates the machine when the job ends, such as for a managed
+    job, only an artifact store helps.
 
     Example:
         submit_job(platform="runpod", outputs=["/opt/out"], teardown="stop")  # a stop wipes /opt
@@ -39,7 +40,7 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
         yield Found(f"{output} is deleted when the job ends, before it can be pulled")
     if spec.interruptible and not profile.survives(path, "preemption", requested=asked):
         held = Severity.WARNING if ends and spec.artifact_store else None  # it is uploaded right after each save
-        yield Found(f"{output} is deleted when the platform takes the machine back", severity=held)
+        yield Found(f"{output} is deleted when the platform reclaims the machine", severity=held)
     if ends and spec.artifact_store:
         return
     if not facts.metered or profile.survives(path, spec.teardown, requested=asked):
@@ -52,7 +53,7 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     if better:
         yield Found(
             f"{output} is deleted by {spec.teardown}; {', '.join(better)} would survive",
-            fix=f"Write it below {better[0]}.",
+            fix=f"Write it under {better[0]}.",
         )
     else:
         yield Found(

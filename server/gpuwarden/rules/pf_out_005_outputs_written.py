@@ -20,8 +20,8 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     Why: a declared output is a promise of the spec, not of the script. If the spec names a repo and the script never
     pushes, the model is lost and nothing fails. The saves of trainers and the calls that save or push are compared with
     the outputs. If code that can't be analyzed may write too, or if the script saves to another folder that survives
-    the job, this is a warning instead of an error. A script without any call, such as a note on its new location,
-    writes nothing either.
+    the job, this is a warning instead of an error. A script without any call, such as a comment that names its new
+    location, writes nothing either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])

@@ -8,14 +8,14 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-PLACE-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Fix the place, or choose another platform.",
+    fix="Fix the machine, or choose another platform.",
 )
 def place_usable(facts: SubmitFacts) -> Iterator[Found]:
     """The machine on which the job would run can be used.
 
-    Why: a job fails before its start if a folder can't be written or a program is missing. Only a place that already
-    exists can be probed, such as this computer or a host reached over SSH. A machine that is still to be rented is
-    probed when it has started, and a problem there ends the rental.
+    Why: a job fails before its start if a folder can't be written or a program is missing. Only an existing machine can
+    be probed before the launch, such as this computer or a host reached over SSH. A rented machine is probed after it
+    has started, and a problem there ends the rental.
 
     Example:
         submit_job(platform="ssh/box", script=train)  # the remote directory can't be written

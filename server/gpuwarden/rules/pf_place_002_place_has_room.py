@@ -11,10 +11,10 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Free some space first.",
 )
 def place_has_room(facts: SubmitFacts) -> Iterator[Found]:
-    """The place has enough free disk space.
+    """The machine has enough free disk space.
 
-    Why: on a full disk, a checkpoint is truncated, and the job often keeps running. The probe of the place compares the
-    free space with a fixed minimum, because the size of the job's files is not known in advance.
+    Why: on a full disk, a checkpoint is truncated, and the job often keeps running. The probe of the machine compares
+    the free space with a fixed minimum, because the size of the job's files is not known in advance.
 
     Example:
         submit_job(platform="ssh/box", script=train)  # 1 GB is free on its disk

@@ -7,7 +7,7 @@ from gpuwarden.rules.facts import SubmitFacts
 from gpuwarden.static_analysis.env_and_shell import installed
 
 _NO_NETWORK = "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy."
-_NO_UV_THERE = "Choose a place or an image that has it, or change the header."
+_NO_UV_THERE = "Choose a machine or an image that has it, or change the header."
 _NO_UV = (
     "Install uv there, which installs the packages of a header, or install these packages for that Python.",
     "The user may allow gpuwarden to copy uv to SSH machines: bring_uv = true under [hosts] in the policy.",
@@ -16,12 +16,12 @@ _NO_UV = (
 
 @rule("PF-PLACE-003", gate="submit", severity=Severity.ERROR, fix=_NO_UV)
 def packages_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The place has the Python and the packages that the program needs, or uv can install them.
+    """The machine has the Python and the packages that the program needs, or uv can install them.
 
-    Why: without uv, a script would run with the machine's own packages and fail at its first import. A place that
-    already exists is checked before anything is sent: the Python of a script and its packages, the presence of uv, and
-    whether a command's own Python finds its imports. For a cluster, the login node is checked, whose Python or uv
-    starts the script; for Ray, the Python of its nodes; for Kubernetes, the name of the image. If only the login node
+    Why: without uv, a script would run with the machine's own packages and fail at its first import. An existing
+    machine is checked before anything is sent: the Python of a script and its packages, the presence of uv, and whether
+    a command's own Python finds its imports. For a cluster, the check covers the login node, because its Python or uv
+    starts the script; for Ray, the Python of the nodes; for Kubernetes, the name of the image. If only the login node
     lacks something for a command, this is a warning.
 
     Example:
@@ -34,7 +34,7 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
     """
     if isinstance(facts.readiness, Unknown):
         if not any(f.blocks for f in facts.looked):
-            yield Found(f"the place could not be checked: {facts.readiness.why}", "Try again.", facts.could_not)
+            yield Found(f"the machine could not be checked: {facts.readiness.why}", "Try again.", facts.could_not)
         return
     if facts.readiness is None:
         return
@@ -55,7 +55,7 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
     elif not there.starts_header:
         yield Found(f"the header requires {asked}, but a job there has no network for uv to fetch it", _NO_NETWORK)
     elif there.unmet and there.uv is Uv.BROUGHT:
-        yield Found(f"gpuwarden copies uv to the place to install {asked}", "Nothing to do.", Severity.INFO)
+        yield Found(f"gpuwarden copies uv to the machine to install {asked}", "Nothing to do.", Severity.INFO)
     if there.no_modules:
         names, program = ", ".join(there.no_modules), facts.spec.command[0]
         cure = "Install them there, or submit the program as a script, whose header uv satisfies."

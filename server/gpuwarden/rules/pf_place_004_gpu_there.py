@@ -9,16 +9,16 @@ from gpuwarden.rules.facts import SubmitFacts
 
 _CURE = (
     "Choose a platform that has it.",
-    do(Action.LEAVE_OUT_ARGUMENT, "to use the hardware of the place", alternative=True, name="gpu"),
+    do(Action.LEAVE_OUT_ARGUMENT, "to use the hardware of the machine", alternative=True, name="gpu"),
 )
 
 
 @rule("PF-PLACE-004", gate="submit", severity=Severity.ERROR, fix=_CURE)
 def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
-    """A place that already exists has the requested GPUs.
+    """An existing machine has the requested GPUs.
 
-    Why: on a machine without the GPU, a trainer stops at its first CUDA call, or trains on the CPU for days. If
-    its GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is a warning.
+    Why: on a machine without the GPU, a trainer stops at its first CUDA call, or trains on the CPU for days. If the
+    machine's GPUs can't be listed, the result is unknown. If the name of a GPU is unknown, a mismatch is a warning.
 
     Example:
         submit_job(platform="ssh/box", script=train, gpu="H100")  # the machine has one L4
@@ -35,16 +35,16 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     names, wanted = facts.readiness.value.gpus, gpu_of(asked)
     if names is None:
         why = facts.readiness.value.gpus_why
-        yield Found(f"it is unknown whether the place has {asked}: {why}", severity=facts.could_not)
+        yield Found(f"it is unknown whether the machine has {asked}: {why}", severity=facts.could_not)
         return
     fit = [name for name in names if _is(name, asked)]
     count = wanted[1] * facts.spec.gpu_count if wanted else facts.spec.gpu_count
     if not names:
-        yield Found(f"{asked} is requested, but the place has no GPU")
+        yield Found(f"{asked} is requested, but the machine has no GPU")
     elif len(fit) < count:
         known = wanted is not None and all(gpu_of(name) for name in names)
         have = f"{len(fit)} of {count} {asked}" if fit else f"no {asked}"
-        yield Found(f"the place has {have}: {', '.join(names)}", severity=None if known else Severity.WARNING)
+        yield Found(f"the machine has {have}: {', '.join(names)}", severity=None if known else Severity.WARNING)
 
 
 def _is(name: str, asked: str) -> bool:

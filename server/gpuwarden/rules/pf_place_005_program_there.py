@@ -13,11 +13,11 @@ from gpuwarden.static_analysis.command_files import started_file
     fix="Install it there, or use its full path there.",
 )
 def program_there(facts: SubmitFacts) -> Iterator[Found]:
-    """The program that a command starts, and the absolute paths that it names, exist at the place.
+    """The program that a command starts, and the absolute paths in the command, exist on the machine.
 
-    Why: the job ends at once if its program is not on the PATH or its script is not at the given path. A place that
-    already exists is checked. A missing file other than the started one is a warning, since the job may create it. So
-    is a program or file that the login node of a cluster lacks, since its other machines may have it.
+    Why: the job ends at once if its program is not on the PATH or its script is not at the given path. An existing
+    machine is checked. A missing file other than the started one is a warning, since the job may create it. A program
+    or file that the login node of a cluster lacks is a warning too, since the other nodes may have it.
 
     Example:
         submit_job(platform="ssh/box", command=["torchrun", "/data/train.py"])  # no torchrun on the PATH there
@@ -29,7 +29,7 @@ def program_there(facts: SubmitFacts) -> Iterator[Found]:
     if not isinstance(facts.readiness, Known):
         return
     there, command = facts.readiness.value, facts.spec.command
-    where = there.where or "at the place"
+    where = there.where or "on the machine"
     if there.no_program:
         yield Found(f"{command[0]} is not {where}", severity=Severity.WARNING if there.where else None)
     for path in there.no_files:

@@ -14,7 +14,7 @@ def allowed_platform(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows the platform.
 
     Why: the user who pays decides where money may be spent. The policy is the user's file; a job, a tool call or a text
-    that an agent has read can't change it. It may contain patterns such as `vast*`.
+    that an agent has read can't change it. The policy may contain patterns such as `vast*`.
 
     Example:
         submit_job(platform="runpod", script=train)  # policy: platforms = ["local", "ssh/*"]

@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
     """Every rule of an installed package can be loaded.
 
-    Why: if a rule is skipped silently, jobs that it was installed to stop would pass.
+    Why: if a rule is skipped silently, jobs that the rule was installed to stop would pass.
 
     Example:
         # An installed package brings a rule that imports a module which this version of gpuwarden lacks.

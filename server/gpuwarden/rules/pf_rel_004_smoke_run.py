@@ -25,14 +25,14 @@ _KNOWN_GOOD = {
     "PF-REL-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Run it once for a few minutes on known inputs.",
+    fix="Run the script once for a few minutes on known inputs.",
 )
 def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
     """A new script has run once on inputs that are known to work.
 
-    Why: if a proven script fails, the cause is in the inputs; if a new script fails, it may be anywhere. The unchanged
-    trainers of gpuwarden count as proven, because its tests run each of them to the end. So does a script whose first
-    step was rehearsed on this machine with the same arguments.
+    Why: if a proven script fails, the cause is in the inputs; if a new script fails, the cause may be anywhere. The
+    unchanged trainers of gpuwarden count as proven, because its tests run each of them to the end. So does a script
+    whose first step was rehearsed on this machine with the same arguments.
 
     Example:
         submit_job(gpu="h100", script=new_script, timeout_s=36_000)
@@ -57,7 +57,7 @@ def smoke_run(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _inputs(facts: SubmitFacts) -> str:
-    """Return known inputs for the script's one method; none if it reads columns itself, which they may lack."""
+    """Return known inputs for the script's one method; none if the script reads columns that the data may lack."""
     known = [_KNOWN_GOOD.get(method) for method in facts.uses.methods]
     if len(known) != 1 or known[0] is None or facts.uses.reads or facts.uses.row_functions:
         return ""

@@ -13,11 +13,11 @@ from gpuwarden.rules.facts import SubmitFacts
 def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's policy allows every named secret, and none is the key of an account.
 
-    Why: a job can send its secrets anywhere. The key of an account can rent and destroy every machine of the account,
-    past both gates, so no policy can allow it.
+    Why: a job can send its secrets anywhere. The key of an account can rent and terminate any machine of the account
+    without passing the gates, so no policy can allow it.
 
     Example:
-        submit_job(secrets=["VAST_API_KEY"], script=train)  # rents and destroys every machine
+        submit_job(secrets=["VAST_API_KEY"], script=train)  # can rent and terminate any machine
 
     Instead:
         submit_job(secrets=["HF_TOKEN"], script=train)  # allowed by the policy's [secrets]
@@ -26,7 +26,7 @@ def secrets_allowed(facts: SubmitFacts) -> Iterator[Found]:
     for name in facts.spec.secrets:
         if name in facts.account_secrets:
             yield Found(
-                f"{name} is, or contains, a key that rents and ends machines; jobs never receive it",
+                f"{name} is, or contains, an account key that can rent and terminate machines; jobs never receive it",
                 "Leave it out; only gpuwarden uses it, on this machine.",
             )
         elif not facts.policy.secrets.allows(name):

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
     """The URL of a script is that of the file itself, not of a page about it.
 
-    Why: the address in the browser is that of a page. Its download is HTML, and Python fails only when it runs it. If
-    gpuwarden fetched the address, the response counts too.
+    Why: the URL in the browser is that of a page. Downloading it returns HTML, and Python fails only when it runs that
+    HTML. If gpuwarden fetched the URL, the response is checked too.
 
     Example:
         submit_job(command=["uv", "run", "https://github.com/me/repo/blob/main/train.py"])

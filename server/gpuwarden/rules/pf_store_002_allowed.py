@@ -8,20 +8,20 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-STORE-002",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name a store that the list covers, or ask the user to add one to [artifact_stores] of the policy.",
+    fix="Name a store that the list covers, or ask the user to add this one to [artifact_stores] in the policy.",
 )
 def store_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's list of artifact stores covers the job's store.
 
     Why: a job's outputs are uploaded with the user's credentials to the store that its arguments name. A list in the
-    policy's [artifact_stores] limits the allowed stores: a place covers itself and everything below it, part by part,
-    so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a job may name any store.
+    policy's [artifact_stores] limits the allowed stores: an entry covers its own address and everything under it, part
+    by part, so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a job may name any store.
 
     Example:
         submit_job(artifact_store="s3://other-bucket/x")  # [artifact_stores] allowed = ["s3://training-runs/team-a"]
 
     Instead:
-        submit_job(artifact_store="s3://training-runs/team-a/llama")  # below a place of the list
+        submit_job(artifact_store="s3://training-runs/team-a/llama")  # under an entry of the list
 
     """
     if facts.spec.artifact_store and not facts.policy.artifact_stores.allows(facts.spec.artifact_store):

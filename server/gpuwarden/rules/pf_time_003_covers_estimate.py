@@ -11,7 +11,7 @@ from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 SHORT_S: Final = 180
 """Seconds below which a rented machine often does not complete the start."""
 WHOLE_S: Final = 90
-"""Seconds that a rented machine certainly needs to start, import, load a model, train on a whole dataset and save."""
+"""Seconds that a rented machine certainly needs to start, import, load a model, train on a full dataset and save."""
 # Settings, flags and methods that make a run shorter than its data.
 _LIMITS: Final = frozenset(
     """max_steps max_train_steps num_train_steps total_steps max_iters max_iterations max_updates fast_dev_run max_time
@@ -27,12 +27,12 @@ _PARTS: Final = ("select", "take", "head", "islice", "sample", "Subset", "from_d
     fix=(do(Action.SET_ARGUMENT, "higher", name="timeout_s"), "Or shorten the job."),
 )
 def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
-    """The timeout is not below the least time that the job certainly needs.
+    """The timeout is not shorter than the minimum time that the job needs.
 
     Why: a job that can't finish in time wastes money. The estimate is a wide interval. A timeout is an error if it is
-    below half of the interval's lower end, or below the least time that its steps take with any model. It is a warning
-    if it is below the lower end itself, or if a slow start alone can use it up. If the number of steps is unknown, less
-    than a minute and a half is an error unless the script makes the run shorter than its data.
+    below half of the interval's lower end, or below the minimum time that its steps take with any model. It is a
+    warning if it is below the lower end itself, or if a slow start alone can use it up. If the number of steps is
+    unknown, less than a minute and a half is an error unless the script makes the run shorter than its data.
 
     Example:
         submit_job(gpu="t4-small", script=three_epochs_of_an_8b_model, timeout_s=600)

@@ -12,9 +12,9 @@ from gpuwarden.rules.facts import TeardownFacts
 def manifest_current(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was made after the last write on the machine.
 
-    Why: a checkpoint written after the pull is in no copy, and the newest checkpoint usually matters most. Size and
-    modification time of every declared file are compared with the manifest of the pull; a second pull transfers only
-    changed files.
+    Why: no copy has a checkpoint that was written after the pull, and the newest checkpoint usually matters most. Size
+    and modification time of every declared file are compared with the manifest of the pull; a second pull transfers
+    only changed files.
 
     Example:
         pull_artifacts(job_id="j1")  # afterwards the job writes out/checkpoint-200

@@ -16,8 +16,8 @@ from gpuwarden.rules.facts import TeardownFacts
 def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
     """No other process or recent file is on the machine.
 
-    Why: the user's own shell, download or file there is lost with the machine too. gpuwarden can't decide whether that
-    matters, so it is shown to the approver.
+    Why: the user's own shells, downloads and files on the machine are lost with it too. gpuwarden can't decide whether
+    that matters, so it is shown to the approver.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the user edits /opt/notes.txt in vim there

@@ -17,10 +17,11 @@ from gpuwarden.rules.facts import TeardownFacts
 def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy was loaded and found complete since it last changed.
 
-    Why: equal digests prove that the copy equals the file; only loading proves that the file is a checkpoint. A file of
-    no readable format is a warning if its copy equals the machine's file by digest: copied, load not proven. So is a
-    picture, a table or a log that is equally broken on the machine. A file that begins like a readable format is
-    verified whatever its name. A file that is only in an artifact store was not loaded here, so it is a warning too.
+    Why: equal digests prove that the copy equals the file; only loading the copy proves that the file is a checkpoint.
+    A file in a format that can't be read is a warning if its copy equals the machine's file by digest: copied, load not
+    proven. So is an image, a table or a log that is equally broken on the machine. A file that begins like a readable
+    format is verified regardless of its name. A file that is only in an artifact store was not loaded here, so it is a
+    warning too.
 
     Example:
         pull_artifacts(job_id="j1")

@@ -14,7 +14,7 @@ from gpuwarden.rules.facts import TeardownFacts
 def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
     """Every rule of an installed package can be loaded.
 
-    Why: if a rule is skipped silently, machines that it was installed to protect would end.
+    Why: if a rule is skipped silently, machines that the rule was installed to protect would be terminated.
 
     Example:
         # An installed package brings a rule that imports a module which this version of gpuwarden lacks.

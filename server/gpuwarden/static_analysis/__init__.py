@@ -1,1 +1,1 @@
-"""Read training scripts without running them, and estimate what they need."""
+"""Read training scripts without running them, and estimate their requirements."""

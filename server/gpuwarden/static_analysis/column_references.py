@@ -74,8 +74,8 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
     """Yield the columns that those functions read only from some rows, with the columns whose values decide that.
 
-    A condition looks these up by `get`: in a dataset that has them, such a row is likely. A condition that tests
-    whether a row has a column, or that is not about the row, yields nothing.
+    Only conditions that look up the deciding columns with `get` count: in a dataset with these columns, such rows are
+    likely. A condition that tests whether a row has a column, or that is not about the row, yields nothing.
     """
     runs = {id(node) for node, _ in program.nodes} - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
@@ -127,7 +127,7 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from a function's row, an empty text if it reads none."""
+    """Return the column that a node reads from a function's row, an empty string if it reads none."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""

@@ -19,7 +19,7 @@ def is_python(program: str) -> bool:
 
 
 def started_file(command: Sequence[str]) -> str:
-    """Return the file that a command's interpreter or launcher starts; empty if that is unclear."""
+    """Return the file that a command's interpreter or launcher starts; empty if it can't be determined."""
     program, words = command[0].rpartition("/")[2] if command else "", list(command[1:])
     if program in _LAUNCHERS:
         return next((w for w in words if w.endswith(".py") and not w.startswith("-") and "://" not in w), "")

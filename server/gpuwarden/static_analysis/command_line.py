@@ -19,7 +19,7 @@ _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 class CommandLine:
     """The flags that a script declares.
 
-    `flags` maps a flag, with dashes as underscores, to the texts that it accepts (empty: any). `classes` are the
+    `flags` maps a flag, with dashes as underscores, to the strings that it accepts (empty: any). `classes` are the
     dataclasses whose fields are flags too. `abbreviates`: a prefix is enough. `ignores`: unknown flags have no effect.
     `partial`: other code may add flags, or read the unknown ones.
     """
@@ -70,7 +70,7 @@ def command_line(program: Program) -> CommandLine | None:
 
 def _elsewhere(call: Call) -> bool:
     """Return true if a call parses anything other than the command line."""
-    given = (call.get(name) for name in ("args", "args_filename"))  # a file beside the script is not in a job's folder
+    given = (call.get(name) for name in ("args", "args_filename"))  # not among the job's files
     return any(a is not None for a in (*call.args, *given))
 
 
@@ -133,7 +133,7 @@ def _declared(program: Program) -> dict[str, tuple[str, ...]] | None:
 
 
 def _classes(program: Program, parser: ast.Call) -> Iterator[str]:
-    """Yield the dataclasses of a parser, an empty text for one without a known name."""
+    """Yield the dataclasses of a parser, an empty string for one without a known name."""
     given = next(
         (k.value for k in parser.keywords if k.arg == "dataclass_types"), parser.args[0] if parser.args else None
     )

@@ -15,7 +15,7 @@ _FLAGS = {"store_true": False, "store_false": True}
 
 @dataclass(frozen=True)
 class Option:
-    """One declared option: its words on the command line, and its default as an expression.
+    """One declared option: its flags on the command line, and its default as an expression.
 
     `fixed` is the value of an option without such an expression; UNKNOWN if the option is required.
     """
@@ -41,7 +41,7 @@ def flags(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """Convert a word of a command line to a boolean, a number or a text."""
+    """Convert a word of a command line to a boolean, a number or a string."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for cast in (int, float):

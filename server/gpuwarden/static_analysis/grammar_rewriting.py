@@ -34,7 +34,7 @@ class Construct:
 
 @dataclass
 class _Bracket:
-    """An open bracket: its place, the first `for` in it, and whether a comma comes before that."""
+    """An open bracket: its position, the first `for` in it, and whether a comma precedes that `for`."""
 
     start: int
     loop: int = 0

@@ -70,7 +70,7 @@ def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) 
 
 
 def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
-    """Return whether a string is a repo id: it has the form of one and is not a path that the program writes."""
+    """Return whether a string is a repo id: it has the right form, and is not a path that the program writes."""
     if not isinstance(text, str) or not re.fullmatch(REPO_ID, text):
         return False
     if text in local or any(text.startswith(p.rstrip("/") + "/") or p.startswith(text + "/") for p in local if p):
@@ -235,5 +235,5 @@ def _model(
 
 
 def text_or_none(value: Any) -> str | None:
-    """Return a value if it is a text, else None."""
+    """Return a value if it is a string, otherwise None."""
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Read the runs that were measured on GPUs, and by which the estimates are corrected.
+"""Read the runs that were measured on GPUs. They correct the estimates.
 
 `references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a shipped trainer on one
 card. A run outside an estimate widens that estimate; a run inside it changes nothing. Cards and trainers without a run

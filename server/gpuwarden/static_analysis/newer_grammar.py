@@ -49,7 +49,7 @@ def described(construct: Construct) -> str:
 
 
 class _Restorer(ast.NodeTransformer):
-    """Put the hoisted expressions back, and turn each template and each unpacking comprehension into a call."""
+    """Restore the hoisted expressions, and turn each template and each unpacking comprehension into a call."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
@@ -62,7 +62,7 @@ class _Restorer(ast.NodeTransformer):
         return node if found is None else self.visit(found)
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        """Return a text with the code that `{code=}` shows."""
+        """Restore the code that `{code=}` prints in a string."""
         if isinstance(node.value, str) and self.stem in node.value:
             node.value = self._shown.sub(lambda match: self.rewriting.shown[match[0]], node.value)
         return node

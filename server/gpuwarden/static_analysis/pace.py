@@ -10,12 +10,12 @@ from gpuwarden.core.models import Frozen
 SETTLED_S: Final = 150.0
 SETTLED_STEPS: Final = 20
 _SPREAD: Final = (0.75, 1.45)
-"""Share of a settled pace that the rest of a run takes: longer rows, evaluations and saves come later."""
+"""Duration of the rest of a run, relative to a settled pace: longer rows, evaluations and saves come later."""
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)
-"""Share of an earlier run's pace: the machine and its other load may differ."""
+"""Duration relative to an earlier run's pace: the machine and its other load may differ."""
 _LAST_S: Final = 120.0
-"""The last save and upload."""
+"""Seconds for the last save and upload."""
 
 
 class Pace(Frozen):
@@ -32,7 +32,7 @@ class Pace(Frozen):
 
 
 class Remaining(Frozen):
-    """Least and most seconds until the last step, and the basis of the estimate."""
+    """Minimum and maximum seconds until the last step, and the basis of the estimate."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ def remaining(
 ) -> Remaining | None:
     """Return the time of the remaining steps; None without a pace of this run, an earlier run or `prior`.
 
-    `prior` are the least and the most seconds of one step by the estimate. It is ignored once the pace is settled.
+    `prior` is the estimate's minimum and maximum seconds of one step. It is ignored once the pace is settled.
     """
     if left < 0 or (own is None and not earlier and prior is None):
         return None

@@ -229,7 +229,7 @@ class Libraries:
                     yield Misfit(f"{message} ({self._text(package)})", f"Use {new}.")
 
     def choices(self, calls: Iterable[Call]) -> Iterator[Misfit]:
-        """Yield the texts that an argument does not accept; `sure` is false if the library may not reject them."""
+        """Yield the strings that an argument does not accept; `sure` is false if the library may not reject them."""
         for call, name, signatures in self.calls(calls):
             for argument, value in call.kwargs.items():
                 accepted = [
@@ -288,7 +288,7 @@ class Libraries:
         return None if fields is None or (line.ignores and name not in fields) else name in fields
 
     def flag_choices(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
-        """Yield the texts that a flag does not accept."""
+        """Yield the string values that a flag does not accept."""
         fields = self._fields(line) or {}
         for name, declared in self._declared(line, given, fields or None):
             accepted = fields[declared[0]] if len(declared) == 1 else ()
@@ -304,7 +304,7 @@ class Libraries:
             yield name, [name] if name in (fields or {}) else longer
 
     def _fields(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
-        """Return every flag with the texts that it accepts; None if a dataclass is unknown in one of the releases."""
+        """Return every flag with the strings that it accepts; None if a dataclass is unknown in one of the releases."""
         if line.partial:
             return None
         fields = dict(line.flags)

@@ -111,7 +111,7 @@ def _rebound(program: Program) -> Iterator[str]:
 
 
 def _careful(program: Program) -> Iterator[int]:
-    """Yield the lines below a branch on a version, and those of a `try` with a fallback."""
+    """Yield the lines in a branch on a version, and those of a `try` with a fallback."""
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp):
             test = ast.unparse(node.test)

@@ -51,7 +51,7 @@ class Fit:
 
     @property
     def option(self) -> str:
-        """Return the renames as the trainers take them."""
+        """Return the renames in the format of the trainers' option."""
         return ",".join(f"{old}={new}" for old, new in self.renames.items())
 
 
@@ -87,7 +87,7 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method reads a Hub dataset's column of this type as `name`, among the columns `beside` it.
+    """Return whether a method reads a Hub dataset's column of this type as `name`, among the other columns, `beside`.
 
     None if the type is unknown. A text is never an image here: only the paths in a local file refer to images.
     """

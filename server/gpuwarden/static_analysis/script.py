@@ -26,7 +26,7 @@ from gpuwarden.static_analysis.script_usage import Push, Setting, Uses, analyse
 from gpuwarden.static_analysis.static_eval import Program, flags
 
 MAX_HEADER, MAX_HEADER_LINE = 32_000, 2_000
-"""Most characters of a header, and of one line: tomllib's memory grows with the square of a dotted key's length."""
+"""Maximum characters of a header, and of one line: tomllib's memory grows with the square of a dotted key's length."""
 _RELEASES = tuple((3, minor) for minor in range(6, 31))
 _PATCHES = range(40)
 _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
@@ -150,7 +150,7 @@ def read_header(text: str) -> Header | None:
 
 
 def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield type and lines of each PEP 723 block, as its reference expression finds them, but in linear time."""
+    """Yield type and lines of each PEP 723 block, like the reference expression of PEP 723, but in linear time."""
     at = 0
     while at < len(lines):
         begin, at = at, at + 1

@@ -231,7 +231,7 @@ def _configured(configs: Sequence[Call]) -> Iterator[tuple[str, Setting]]:
 
 
 def is_configuration(call: Call) -> bool:
-    """Return true for a call that makes a training configuration."""
+    """Return true for a call that creates a training configuration."""
     named = _ARGUMENTS.fullmatch(call.last) and call.last not in _NOT_ARGUMENTS
     return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
 

@@ -1,6 +1,6 @@
 """Split Python source into tokens as Python 3.12 and later do: an f-string is a tree, whose fields contain tokens.
 
-`tokenize` of Python 3.11 reads an f-string as one text, which ends at the first inner quote.
+`tokenize` of Python 3.11 reads an f-string as a single token, which ends at the first inner quote.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from enum import Enum, auto
 from typing import Final
 
 MOST_NESTED: Final = 50
-"""Most levels of f-strings inside f-strings; the limit of Python itself is 150."""
+"""Maximum levels of f-strings inside f-strings; Python's own limit is 150."""
 MOST_SPECS: Final = 2
-"""Most specs around a field: `{a:{b:{c}}}`."""
+"""Maximum specs around a field: `{a:{b:{c}}}`."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\ufeff]+|\\(?:\r\n|\r|\n)|\#[^\r\n]*)
@@ -55,7 +55,7 @@ class Token:
 class Field:
     """A replacement field of an f-string: `{code!conversion:spec}`, from `start` up to `end`.
 
-    The code ends at `code_end`, the conversion at `spec_start`, the colon of a spec.
+    The code ends at `code_end`. The conversion ends at `spec_start`, the position of the colon if there is a spec.
     """
 
     start: int

@@ -2,7 +2,7 @@
 
 Names are followed through assignments, parameters to which every caller passes the same value, argparse and dataclass
 defaults, the environment and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is
-false are left out; code below an undetermined condition is marked in `maybe`.
+false are left out; code under an undetermined condition is marked in `maybe`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Program:
     """A parsed program with its environment and arguments.
 
     `nodes` are the parts that can run, with their scopes. `optional` are those that may fail or be skipped without
-    harm, `maybe` those below an unknown condition.
+    harm, `maybe` those under an unknown condition.
     """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:

@@ -26,10 +26,10 @@ class Survey:
     """The parts of a program that can run, with their scopes and the facts about them.
 
     `branches` are the conditions whose truth is known, by the id of their node. `optional` are the parts that may fail
-    or be skipped without harm, `maybe` those below an unknown condition. `assigned` are the values of names
-    by scope, None for a value that is not an expression; `stores` the values of attributes; `mutated` the names whose
-    contents change; `written` the variables of the environment that the program sets, `*` for any. `executes`: the
-    program runs text as code, which may change any name.
+    or be skipped without harm, `maybe` those under an unknown condition. `assigned` are the values of names by scope,
+    None for a value that is not an expression; `stores` the values of attributes; `mutated` the names whose contents
+    change; `written` the variables of the environment that the program sets, `*` for any. `executes`: the program runs
+    text as code, which may change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
@@ -219,7 +219,7 @@ class Survey:
 
 
 def idle_lines(tree: ast.Module) -> frozenset[int]:
-    """Return the lines of functions that no other code names, or that only such functions name.
+    """Return the lines of functions that no other code names, or that are named only by such functions.
 
     Decorated functions and methods are left out: a decorator or a class may register them.
     """

@@ -77,7 +77,7 @@ def bounded(value: Any) -> Any:
 
 
 def arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
-    """Return the result of an operator on numbers, texts, lists and paths."""
+    """Return the result of an operator on numbers, strings, lists and paths."""
     if isinstance(left, str) and isinstance(right, str):
         if isinstance(op, ast.Add):
             return left + right
@@ -165,7 +165,7 @@ _TEXT: dict[str, Callable[..., Any]] = {
 
 
 def text_method(text: str, name: str, args: Sequence[Any]) -> Any:
-    """Return the result of a method of a text with known arguments."""
+    """Return the result of a string method with known arguments."""
     given = [tuple(a) if isinstance(a, list) and name in {"startswith", "endswith"} else a for a in args]
     if name not in _TEXT or not known(list(args)):
         return UNKNOWN

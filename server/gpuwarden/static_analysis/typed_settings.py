@@ -125,7 +125,7 @@ def typed_settings(program: Program) -> TypedSettings | None:
 
 
 def _from_variable(setting: Declared, value: Any) -> Any:
-    """Convert the text of a variable as the script does; return the text itself if that fails."""
+    """Convert a variable's string like the script does; return the string itself if that fails."""
     try:
         if setting.kind == "bool":
             return _WORDS[str(value).lower()]

@@ -192,11 +192,11 @@ class _Unread:
 
 
 def unread_modules(program: Program, known: frozenset[str]) -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
-    """Yield the imports of modules that are neither read nor known, each with a description of the module."""
+    """Yield imports of modules that were not analyzed and are not in `known`, each with a description of the module."""
     for node, _ in program.nodes:
         match node:
             case ast.ImportFrom(level=level) if level:
-                yield "a module beside the script", node
+                yield "a module next to the script", node
             case ast.ImportFrom(module=str(module)) if module.partition(".")[0] not in known:
                 yield f"the module {module}", node
             case ast.Import():
@@ -215,5 +215,5 @@ def _words(name: str) -> set[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a name, an empty text for any other expression."""
+    """Return the last part of a name, an empty string for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -31,7 +31,7 @@ _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "save_weights": ("filepath", 0),
     "save_adapter": ("save_directory", 0),
     "save_state": ("output_dir", 0),
-    "_save": ("output_dir", 0),  # of a Trainer, with the state of the model that the caller gathered
+    "_save": ("output_dir", 0),  # a Trainer's method, with the model state that the caller gathered
     "savefig": ("fname", 0),
     "save_image": ("fp", 1),
     "savez": ("file", 0),
@@ -146,16 +146,16 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 def named_path(call: Call) -> Any:
     """Return the path argument of a saving call; None if the call saves only with a path and has none."""
     match call.last:
-        case "save_model":  # of accelerate: the model, then the folder
+        case "save_model":  # accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)
         case "save":  # `torch.save(object, path)`, `model.save(path)`
             whole = "f" in call.kwargs or len(call.args) > 1
             return call.get("f", 1, UNKNOWN) if whole else call.get("path", 0, UNKNOWN)
-        case "fit":  # of sentence-transformers
+        case "fit":  # sentence-transformers
             return call.get("output_path")
         case "ModelCheckpoint":
             return call.get("dirpath", 0, "lightning_logs")
-        case "dump":  # of joblib; other `dump` functions write to an open file
+        case "dump":  # joblib; other `dump` functions write to an open file
             return call.get("filename", 1, UNKNOWN) if call.name == "joblib.dump" else None
     name, position = _PATHS[call.last]
     return call.get(name, position, UNKNOWN)
@@ -215,7 +215,7 @@ def _known(local: Iterable[str]) -> frozenset[str]:
 
 
 def _other_writers(program: Program, shells: Iterable[Shell]) -> Iterator[str]:
-    """Yield callbacks of the script, code that is run from a text, and programs that it starts."""
+    """Yield callbacks of the script, code that is executed from a string, and programs that the script starts."""
     for node, _ in program.nodes:
         if isinstance(node, ast.ClassDef) and any(program.dotted(b).endswith("Callback") for b in node.bases):
             yield f"the callback {node.name}"

@@ -25,7 +25,7 @@ Rows: `chosen` + `rejected`, with or without `prompt`.
     uv run dpo.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
 
 Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command goes on). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
 """
 
 import argparse
@@ -57,11 +57,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 # ----------------------------------------------------------------------------------------------------
-# Exit codes, and the one way in which a run ends early.
+# Exit codes, and the exception that ends a run early.
 
 
 class Exit(IntEnum):
-    """Exit codes. 75 is EX_TEMPFAIL: the same command goes on from the checkpoint that was saved."""
+    """Exit codes. 75 is EX_TEMPFAIL: the same command resumes from the saved checkpoint."""
 
     OK = 0
     CONFIG = 2
@@ -74,7 +74,7 @@ class Exit(IntEnum):
 
 
 class Stop(Exception):
-    """End the run with an exit code, one line on what is wrong and one on how to fix it."""
+    """End the run with an exit code, one line about the error and one about the fix."""
 
     def __init__(self, code: Exit, message: str, fix: str = "") -> None:
         super().__init__(message)
@@ -93,14 +93,14 @@ def say(text: str) -> None:
 
 
 def complain(stop: Stop) -> None:
-    """Print why the run ends, and the fix, where logs are read."""
+    """Print the error and the fix to stderr."""
     print(f"ERROR ({stop.code.name.lower()}): {stop.message}", file=sys.stderr, flush=True)
     if stop.fix:
         print(f"FIX: {stop.fix}", file=sys.stderr, flush=True)
 
 
 def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return what ends a run whose model can't be loaded."""
+    """Return the Stop of a run whose model can't be loaded."""
     text, names = (
         " ".join(str(error).split())[:300],
         {type(e).__name__ for e in (error, error.__cause__, error.__context__)},
@@ -113,7 +113,7 @@ def why_not_loaded(model: str, error: Exception) -> Stop:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Typed settings: defaults, one file, the environment, flags; the later wins.
+# Read typed settings from defaults, one file, the environment and flags; the later source wins.
 
 ENVIRONMENT = "TRAIN_"
 NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -129,16 +129,16 @@ def option(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its help and its limits. `several`: choices may be joined by commas."""
+    """Return a dataclass field with its help and its limits. `several` allows choices joined by commas."""
     limits = {"choices": choices, "several": several, "least": least, "most": most}
     return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
 class Checked:
-    """Settings that can be read: a dataclass whose fields come from `option`."""
+    """Base of settings: a dataclass whose fields come from `option`."""
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Settings(Checked):
     columns: str = option("", "renames, such as question=prompt,answer=completion")
     out: str = option("out", "output folder")
     steps: int = option(0, "optimizer steps; 0: epochs decide", least=0)
-    epochs: float = option(1.0, "passes over the data where steps is 0", least=0)
+    epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
     batch_size: int = option(16, "effective batch: rows of one optimizer step over all GPUs", least=1)
     micro_batch: int = option(0, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
@@ -186,7 +186,7 @@ class Settings(Checked):
     hub_public: bool = option(False, "create the repo public")
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         if not self.model:
             raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
         if not self.dataset:
@@ -204,7 +204,7 @@ S = TypeVar("S", bound=Checked)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of every other setting."""
+    """A parser that reports errors as Stop."""
 
     def error(self, message: str) -> NoReturn:
         """Raise Stop."""
@@ -246,7 +246,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    """Print variables that are almost a setting's; others with the prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)
@@ -272,7 +272,7 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings of a YAML or JSON file, as flags and variables would give them.
 
-    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    A setting without a value keeps its default. A list becomes comma-separated text, a mapping `old=new` pairs.
     """
     fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
@@ -297,7 +297,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def joined(value: Any) -> Any:
-    """Return a list or a mapping of a file as the text that a flag takes."""
+    """Return a list or a mapping as the text that a flag takes."""
     if isinstance(value, dict):
         value = [f"{old}={new}" for old, new in value.items()]
     return ",".join(str(part) for part in value) if isinstance(value, list) else value
@@ -307,7 +307,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
     """Return a value in the field's type.
 
     Raises:
-        Stop: it is not one.
+        Stop: the value does not have this type.
 
     """
     try:
@@ -324,7 +324,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:
-    """Raise Stop where a value is not among the choices or is out of its limits."""
+    """Raise Stop if a value is not among the choices or is out of its limits."""
     choices, least, most = limits["choices"], limits["least"], limits["most"]
     words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
     if choices and not set(words) <= set(choices):
@@ -337,10 +337,10 @@ def check_limits(name: str, value: Any, limits: Any) -> None:
 # ----------------------------------------------------------------------------------------------------
 # The machine: its GPU, arithmetic and batch.
 
-# Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
+# (memory in GB, micro-batch): fits a model of the size that references/hardware.md names for the card.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
 OLDEST = (7, 0)
-REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # a pretend machine on this computer, whatever GPU it stands for
+REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # set on an emulated machine, which has no real GPU
 AMPERE, HOPPER = (8, 0), (9, 0)
 
 
@@ -358,7 +358,7 @@ class Plan:
 
     @property
     def cuda(self) -> bool:
-        """Return whether a GPU of CUDA or ROCm trains."""
+        """Return whether a CUDA or ROCm GPU is used."""
         return self.capability != (0, 0)
 
 
@@ -366,7 +366,7 @@ def look(settings: Settings) -> Plan:
     """Return the plan for this machine.
 
     Raises:
-        Stop: it has no GPU, another than expected, or one that PyTorch or the precision doesn't support.
+        Stop: the machine has no GPU, another GPU than expected, or one that PyTorch or the precision doesn't support.
 
     """
     import torch
@@ -387,14 +387,14 @@ def look(settings: Settings) -> Plan:
     elif not settings.cpu and REHEARSED not in os.environ:
         raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
     if settings.expect_gpu.lower() not in name.lower():
-        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent what --expect-gpu names")
+        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent the expected GPU")
     precision = arithmetic(settings.precision, capability, name)
     micro, accumulate = split_batch(settings, memory, world)
     return Plan(name, memory, capability, precision, micro, accumulate, world)
 
 
 def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
-    """Return the precision: bf16 from Ampere on, fp16 before it, fp32 on a CPU."""
+    """Return the precision: bf16 on Ampere or newer, fp16 on older GPUs, fp32 on a CPU."""
     if asked == "auto":
         return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
     if asked == "fp16" and capability == (0, 0):
@@ -405,7 +405,7 @@ def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
 
 
 def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return rows at a time and accumulation whose product over all processes is the effective batch."""
+    """Return the micro-batch and the accumulation. Their product times the processes is the effective batch."""
     if settings.batch_size % world:
         message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
         raise Stop(Exit.CONFIG, message, "choose a multiple")
@@ -422,10 +422,10 @@ def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int
 def from_coco(folder: Path, annotations: Path) -> Any:
     """Return the pictures of a COCO folder with their boxes and the names of their categories.
 
-    Crowds are left out: one box around many objects is not an object to find.
+    Crowds are left out: their box is around many objects.
 
     Raises:
-        Stop: the annotations are not of COCO's form; the message names the entry.
+        Stop: the annotations are not valid COCO; the message names the entry.
 
     """
     from datasets import Dataset, Image
@@ -465,7 +465,7 @@ def picture_at(folder: Path, name: str) -> Path:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The data: loaded, converted from the forms that people have, and checked before any weight is loaded.
+# Load the data, convert common formats, and check the rows before any weight is loaded.
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".tsv": "csv"}
 LOOK = 2000
@@ -475,13 +475,13 @@ SHAREGPT = {
     "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
     "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
 }  # fmt: skip
-# Chat templates pass over a speaker that they don't know, without a word.
+# Chat templates silently skip a role that they don't know.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
 
 @dataclass
 class Data:
-    """Rows to train on and to evaluate on, and what identifies them."""
+    """Rows to train on and to evaluate on, and their identity: count, columns and digest."""
 
     train: Any
     held_out: Any | None
@@ -497,7 +497,7 @@ def load(
     """Return the data of a run with the columns that the method reads.
 
     Raises:
-        Stop: it can't be read, is empty, or lacks columns or the split.
+        Stop: the data can't be read, is empty, or lacks columns or the split.
 
     """
     check = check or check_rows
@@ -519,7 +519,7 @@ def load(
 
 
 def digest(source: str) -> str:
-    """Return the digest of a local file, an empty string for anything else."""
+    """Return the SHA-256 digest of a local file, or an empty string for other sources."""
     path = Path(source)
     if not path.is_file():
         return ""
@@ -599,7 +599,7 @@ def read(settings: Settings, source: str, split: str) -> Any:
 
 
 def read_folder(path: Path, split: str) -> Any:
-    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
+    """Return one split of a folder that datasets saved, a COCO folder, or one subfolder of pictures for each class."""
     from datasets import load_dataset, load_from_disk
 
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
@@ -655,7 +655,7 @@ def shortened(row: dict[str, Any]) -> str:
 
 
 def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
-    """Return rows in a form that the method reads, and the name of the form that they had."""
+    """Return rows in a format that the method reads, and the name of the original format."""
     has, names = set(rows.column_names), {n for group in wanted for n in group}
     pairs_too = {"prompt", "chosen", "rejected"} <= has & names
     if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
@@ -683,9 +683,9 @@ def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Return two conversations as the turns that they have in common and the answers; `prompt` repeats these as text.
+    """Return two conversations as their common turns and the answers; `prompt` repeats the common turns as text.
 
-    TRL joins the prompt and the answers as they are, and can't join a text and a conversation.
+    TRL concatenates the prompt and the answers, and can't concatenate a text and a conversation.
     """
     chosen, rejected = row["chosen"], row["rejected"]
     same = 0
@@ -703,7 +703,7 @@ def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns up to the last of the assistant."""
+    """Return the turns before a final turn of the assistant."""
     turns = row["messages"]
     return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
 
@@ -714,7 +714,7 @@ def sample(rows: Any, most: int = LOOK) -> list[int]:
 
 
 def check_rows(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row whose values can't be trained on."""
+    """Raise Stop at the first row with a value that the method can't train on."""
     rows = rows.select_columns(sorted(names))
     looked, ties = sample(rows), 0
     for index in looked:
@@ -727,11 +727,11 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
     if ties == len(looked):
         raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
     if ties:
-        say(f"{ties} of {len(looked)} pairs have the same answer twice, which teaches nothing")
+        say(f"{ties} of {len(looked)} pairs have the same answer twice: the model learns nothing from them")
 
 
 def why_bad(name: str, value: Any) -> str:
-    """Return what is wrong with one value, an empty string where nothing is."""
+    """Return the problem of one value, or an empty string."""
     if name == "tools":
         return "" if value is None or isinstance(value, list) else why_not_tools(value)
     if value is None or value in ("", []):
@@ -756,7 +756,7 @@ def why_bad(name: str, value: Any) -> str:
 
 
 def why_not_tools(text: Any) -> str:
-    """Return why a text is not a list of tools, an empty string where it is one."""
+    """Return why a text is not a list of tools, or an empty string."""
     try:
         return "" if isinstance(json.loads(text), list) else "not a list of tools"
     except (TypeError, ValueError):
@@ -764,16 +764,16 @@ def why_not_tools(text: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve.
+# The output folder: its run, its complete checkpoints, and atomic writes.
 
 RUN = "run.json"
 BASELINE = "baseline.json"
 FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
-SAMPLE, SAMPLES = 1 << 14, 256  # bytes, and how many of them of a file: all of a large one takes minutes
-ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
-# These may differ when a run goes on; every other setting belongs to the run.
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes of a sample, samples of a file: reading a large file takes minutes
+ARGUMENTS = "training_args.bin"  # a pickle by the Trainer that no program reads; run.json has the settings
+# These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
     "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
@@ -782,7 +782,7 @@ FREE = {
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole: under another name, synced, then renamed."""
+    """Write a JSON file atomically: under another name, synced, then renamed."""
     passing = path.with_name(f".{path.name}.part")
     with passing.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True, default=str)
@@ -802,7 +802,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def put_in_place(made: Path, final: Path) -> None:
-    """Give a finished folder its name in one rename; an older one of that name goes afterwards."""
+    """Move a finished folder into place with one rename; delete an older folder of that name afterwards."""
     sync_tree(made)
     old = final.with_name(f".old-{final.name}")
     shutil.rmtree(old, ignore_errors=True)
@@ -829,7 +829,7 @@ def checkpoints(out: Path) -> list[Path]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether the state's step is the folder's, and each safetensors file as long as its header says."""
+    """Return whether the saved step matches the folder's name and each safetensors file has the size of its header."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
         if state["global_step"] != int(checkpoint.name[11:]):
@@ -847,7 +847,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def newest(out: Path) -> Path | None:
-    """Return the newest whole checkpoint; set incomplete ones aside under another name."""
+    """Return the newest complete checkpoint; rename incomplete ones."""
     for checkpoint in reversed(checkpoints(out)):
         if is_whole(checkpoint):
             return checkpoint
@@ -859,9 +859,9 @@ def newest(out: Path) -> Path | None:
 
 
 def base_of(settings: Settings) -> str:
-    """Return what identifies the weights below an adapter: the Hub's commit, or a digest of samples of each file.
+    """Return the identity of an adapter's base weights: the Hub's commit, or a digest of samples of each file.
 
-    A full fine-tuning resumes from all of its own weights, so that it has none: an empty string.
+    The identity is an empty string for full fine-tuning, which resumes from its own weights.
     """
     if not getattr(settings, "lora_rank", 0):
         return ""
@@ -885,7 +885,7 @@ def base_of(settings: Settings) -> str:
 
 
 def completed(out: Path) -> dict[str, Any] | None:
-    """Return the result of a run that has ended with its final model, None for any other."""
+    """Return the result of a run that is complete with its final model, else None."""
     try:
         result = json.loads((out / RESULT).read_text())
     except (OSError, ValueError):
@@ -894,7 +894,7 @@ def completed(out: Path) -> dict[str, Any] | None:
 
 
 def is_full(error: BaseException, out: Path) -> bool:
-    """Return whether an error comes of a disk without room."""
+    """Return whether a full disk caused an error."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
     words = ("No space left on device", "os error 28", "Disk quota exceeded")
     with contextlib.suppress(OSError):
@@ -903,10 +903,10 @@ def is_full(error: BaseException, out: Path) -> bool:
 
 
 def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
-    """Make the output folder this run's.
+    """Claim the output folder for this run.
 
     Raises:
-        Stop: it contains the checkpoints or the final model of another run.
+        Stop: the folder contains the checkpoints or the final model of another run.
 
     """
     out = Path(settings.out)
@@ -938,7 +938,7 @@ _LOCKS: list[int] = []
 
 
 def lock(out: Path) -> None:
-    """Let one run write this folder; the kernel releases the lock when the process ends.
+    """Lock this folder for one run; the kernel releases the lock when the process ends.
 
     Raises:
         Stop: another run writes it, or the disk is not writable.
@@ -962,7 +962,7 @@ def lock(out: Path) -> None:
 
 
 def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop where the disk has no room for the checkpoints: weights, two moments of what is trained, one spare."""
+    """Raise Stop if the disk lacks room for the checkpoints: weights, two moments of trained weights, and a spare."""
     needed = (keep + 2) * (weights + 8 * trained)
     free = shutil.disk_usage(out).free
     if free < needed:
@@ -979,7 +979,7 @@ WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "o
 # Two checkpoints, in seconds on a CPU.
 SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
 MODEL, DATA = "model", "data.jsonl"
-# Settings of other inputs, and of the push: a smoke run downloads nothing and uploads nothing, whoever sets them.
+# Settings of other inputs and of the push. A smoke run overrides them: it downloads and uploads nothing.
 LEFT_OUT = {
     "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
     "chat_template_from": "", "hub_model_id": "",
@@ -988,7 +988,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Smoke:
-    """Inputs of `--smoke`. `make` writes them into a folder; `flags` are the run's, with `{}` for that folder."""
+    """Inputs of `--smoke`. `make` writes them into a folder; `flags` of the run contain `{}` for that folder."""
 
     make: Callable[[Path], None]
     flags: tuple[str, ...]
@@ -1007,9 +1007,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
-    """Return a smoke run's command line, and write its inputs; another command line stays as it is.
+    """Return a smoke run's command line, and write its inputs; return any other command line unchanged.
 
-    The smoke run's inputs come last, so that `--smoke` behind a whole command tries that command on them.
+    The smoke run's inputs come last, so that `--smoke` after a complete command tries that command on them.
     """
     values = values_given(kind, words)
     if not convert("smoke", bool, values.get("smoke", False)):
@@ -1048,7 +1048,7 @@ def write_inputs(inputs: Path, smoke: Smoke) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A smoke run on texts: its rows, and a tokenizer of bytes.
+# Inputs of a smoke run on texts: rows, and a tokenizer of bytes.
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>"
@@ -1112,7 +1112,7 @@ def smoke_text(row: Callable[[int, str], dict[str, Any]], *flags: str) -> Smoke:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Language models: the tokenizer's checks, the lengths of rows, and loading.
+# Language models: check the tokenizer and the lengths of rows, and load the model.
 
 
 @dataclass
@@ -1122,14 +1122,14 @@ class TextSettings(Settings):
     max_length: int = option(2048, "tokens of a row", least=8)
     too_long: str = option("refuse", "rows longer than that", choices=("refuse", "truncate", "drop"))
     chat_template_from: str = option("", "model whose chat template to take")
-    pad_token: str = option("", "padding token where the tokenizer has none")
+    pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
     lora_dropout: float = option(0.05, "dropout of LoRA", least=0, most=0.9)
     quantize: str = option("none", "weights under LoRA", choices=("none", "4bit"))
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         super().check()
         if self.quantize != "none" and not self.lora_rank:
             raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or quantize none")
@@ -1141,7 +1141,7 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
     """Return the model's tokenizer.
 
     Raises:
-        Stop: it can't be loaded, or lacks a padding token, or a chat template where rows are conversations.
+        Stop: it can't be loaded, or lacks a padding token, or lacks a chat template and rows are conversations.
 
     """
     from transformers import AutoTokenizer
@@ -1171,7 +1171,7 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
 
 
 def length(tokenizer: Any, row: dict[str, Any]) -> int:
-    """Return how many tokens the longest text of a row makes, each answer behind its prompt."""
+    """Return the number of tokens of a row's longest text, each answer appended to its prompt."""
     prompt = row.get("prompt")
     whole = [row[name] for name in ("text", "messages") if row.get(name) is not None]
     for name in ("completion", "chosen", "rejected"):
@@ -1184,14 +1184,14 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
 
 
 def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
-    """Return how many tokens a text, or a conversation with its tools, makes."""
+    """Return the number of tokens of a text, or of a conversation with its tools."""
     if isinstance(value, list):
         value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])
 
 
 def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
-    """Refuse, drop or leave to truncation the rows that are longer than max_length."""
+    """Refuse, drop or keep for truncation the rows that are longer than max_length."""
     looked = [length(tokenizer, data.train[i]) for i in sample(data.train)]
     over, most = sum(n > settings.max_length for n in looked), max(looked)
     say(f"lengths: {most} tokens at most among {len(looked)} rows; {over} are longer than {settings.max_length}")
@@ -1210,7 +1210,7 @@ def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
 
 
 def dtype_of(plan: Plan, *, trained: bool) -> Any:
-    """Return the type to load weights in: float32 where they are trained, the GPU's half type where they are frozen."""
+    """Return the type to load weights in: float32 for trained weights, the GPU's half type for frozen ones."""
     import torch
 
     if trained or plan.precision == "fp32":
@@ -1219,7 +1219,7 @@ def dtype_of(plan: Plan, *, trained: bool) -> Any:
 
 
 def load_model(settings: TextSettings, plan: Plan, kind: Any, **more: Any) -> Any:
-    """Return the model with its weights, quantized where that is asked."""
+    """Return the model with its weights, quantized if the settings ask for it."""
     from transformers import BitsAndBytesConfig
 
     dtype = dtype_of(plan, trained=not settings.lora_rank)
@@ -1250,14 +1250,14 @@ def lora(settings: TextSettings, task: str = "CAUSAL_LM") -> Any:
 
 
 def has_flash_attention(plan: Plan) -> bool:
-    """Return whether packed rows can be kept apart on this machine."""
+    """Return whether this machine can keep packed rows apart in attention."""
     from importlib.util import find_spec
 
     return plan.capability >= AMPERE and find_spec("flash_attn") is not None
 
 
 # ----------------------------------------------------------------------------------------------------
-# Several processes: started, told of signals, started again with fewer rows, and their end made one exit code.
+# Start several processes, forward signals, restart with a smaller micro-batch, and return one exit code.
 
 NOTES = "TRAIN_NOTES"
 RESTARTED = "TRAIN_RESTARTED"
@@ -1266,7 +1266,7 @@ SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPE
 
 
 def start_processes(settings: Settings) -> None:
-    """Start one process for each GPU where several are to be used and none was started, and end as they end."""
+    """Start one process for each GPU if the run uses several and none was started; exit with their exit code."""
     if "WORLD_SIZE" in os.environ:
         variable = SHARDING.get(settings.sharding)
         if variable and os.environ.get(variable) != "true":
@@ -1281,7 +1281,7 @@ def start_processes(settings: Settings) -> None:
             say(f"one process: sharding {settings.sharding} is not used")
         return
     if os.environ.get(NOTES):
-        message = f"{number} processes were started, and this one does not know of the others"
+        message = f"{number} processes were started, but WORLD_SIZE is not set in this one"
         raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     if settings.sharding != "none":
@@ -1300,12 +1300,12 @@ def start_processes(settings: Settings) -> None:
             code = supervised([sys.executable, "-m", *launch], notes, with_rows(half))
     finally:
         shutil.rmtree(notes, ignore_errors=True)
-    say(f"the processes ended with exit code {code}; what they printed is above")
+    say(f"the processes ended with exit code {code}; their output is above")
     raise SystemExit(code)
 
 
 def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
-    """Run the processes to their end; return the exit code that says most."""
+    """Run the processes to their end; return the most specific exit code."""
     for old in notes.iterdir():
         old.unlink()
 
@@ -1321,13 +1321,13 @@ def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
 
 
 def ending(code: int, codes: list[int]) -> int:
-    """Return the exit code for the launcher's and the processes' own: a cause before its consequences."""
+    """Return one exit code for the launcher and its processes: a cause before its consequences."""
     causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
     return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
 
 
 def leave_note(name: str, value: int) -> None:
-    """Leave a number for the process that started this one, if there is one."""
+    """Leave a number for the supervising process, if this process has one."""
     if folder := os.environ.get(NOTES, ""):
         file = Path(folder) / f"{rank()}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -1335,12 +1335,12 @@ def leave_note(name: str, value: int) -> None:
 
 
 def read_notes(notes: Path) -> list[dict[str, int]]:
-    """Return what the processes left."""
+    """Return the notes of the processes."""
     return [json.loads(file.read_text()) for file in sorted(notes.glob("[0-9]*.json"))]
 
 
 def signal_asked() -> int:
-    """Return the signal that the process which started this one was given, 0 where there is none."""
+    """Return the signal that the supervising process received, or 0."""
     folder = os.environ.get(NOTES, "")
     try:
         return int((Path(folder) / "signal").read_text()) if folder else 0
@@ -1386,14 +1386,14 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop where the processes don't train together, each writing the same folder."""
+    """Raise Stop if the processes don't train together: each of them would write the same folder."""
     if actual != plan.world:
         message = f"{plan.world} processes were started, and {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
 
 
 def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
+    """Restart this command once, with half the micro-batch and twice the accumulation; else raise Stop."""
     fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
     if plan.micro == 1 or os.environ.get(RESTARTED):
         raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
@@ -1409,7 +1409,7 @@ def free_memory_retry(settings: Settings, plan: Plan) -> None:
 
 
 def with_rows(micro: int) -> list[str]:
-    """Return this command with another number of rows at a time."""
+    """Return this command with another micro-batch."""
     return [*without_flag(sys.argv, "--micro-batch"), "--micro-batch", str(micro)]
 
 
@@ -1427,7 +1427,7 @@ def without_flag(words: list[str], flag: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Watch a run: metrics, signals, gradients, and the user's own callbacks.
+# Callbacks: metrics, signals, gradients, and the user's own.
 
 FP16_PATIENCE = 20
 FLAT = 3
@@ -1436,7 +1436,7 @@ TRIES = 6
 
 
 class Reporter:
-    """Metrics as lines in GPUWARDEN_METRICS, and to the training system's API where its variables are set."""
+    """Write metrics to GPUWARDEN_METRICS, and post them to the training system's API if its variables are set."""
 
     def __init__(self, settings: Settings) -> None:
         self.file = os.environ.get("GPUWARDEN_METRICS", "") or str(Path(settings.out) / "metrics.jsonl")
@@ -1471,20 +1471,20 @@ class Reporter:
         self._queue(self.api["ALERT_API_URL"], {"X-API-Key": key} if key else {}, body)
 
     def close(self, seconds: float = 20) -> None:
-        """Wait a little for what is still queued."""
+        """Wait up to `seconds` until the queue is sent."""
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
 
     def _write(self, line: str) -> None:
-        """Append to the file, as long as that is possible: a run does not end for a line of metrics."""
+        """Append to the file. If that fails, stop writing metrics: the run continues without them."""
         try:
             if self.file:
                 Path(self.file).parent.mkdir(parents=True, exist_ok=True)
                 with Path(self.file).open("a", encoding="utf-8") as file:
                     file.write(line)
         except OSError as error:
-            say(f"metrics are not written any more: {self.file}: {error.strerror}")
+            say(f"metrics are no longer written: {self.file}: {error.strerror}")
             self.file = ""
 
     def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
@@ -1507,7 +1507,7 @@ class Reporter:
 class Watcher:
     """A callback that ignores the events that it doesn't define.
 
-    Not a TrainerCallback: its module brings PyTorch, which takes seconds that a wrong setting need not wait for.
+    It is not a TrainerCallback: that module imports PyTorch, which would delay the error of a wrong setting by seconds.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -1517,14 +1517,14 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report what the trainer logs, with its numbers unrounded; print it with the step, the total and the time left."""
+    """Report the trainer's logs with unrounded numbers; print them with the step, the total and the time left."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.began, self.first = time.monotonic(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note when the steps begin."""
+        """Record the time and the number of the first step."""
         self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -1544,13 +1544,13 @@ class Metrics(Watcher):
 
 
 class Varying(Watcher):
-    """Warn of rewards that are the same for all answers to a prompt: nothing is learned from them."""
+    """Warn if rewards are the same for all answers to a prompt: the model learns nothing from them."""
 
     def __init__(self) -> None:
         self.flat = self.logs = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Count the logs in a row in which no group of answers differs."""
+        """Count the consecutive logs in which every group of answers has equal rewards."""
         if (share := (logs or {}).get("frac_reward_zero_std")) is None:
             return
         self.logs += 1
@@ -1559,7 +1559,7 @@ class Varying(Watcher):
             self.warn()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn of a run that is shorter than that."""
+        """Warn if every log of a short run had equal rewards."""
         if 0 < self.flat == self.logs < FLAT:
             self.warn()
 
@@ -1576,7 +1576,7 @@ class Interrupted(Watcher):
         self.training = False
 
     def listen(self) -> None:
-        """Take over the signals."""
+        """Install the signal handlers."""
         for name in ("SIGTERM", "SIGUSR1"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._take)
@@ -1599,13 +1599,13 @@ class Interrupted(Watcher):
 
 
 class Finite(Watcher):
-    """Stop before the optimizer's step that would put numbers into the weights that aren't finite."""
+    """Stop before an optimizer step that would write non-finite numbers into the weights."""
 
     def __init__(self) -> None:
         self.bad = 0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at every gradient; fp16 may skip a few steps while its scale adapts."""
+        """Check every gradient; fp16 may skip a few steps while its scale adapts."""
         import torch
 
         norms = []
@@ -1617,7 +1617,7 @@ class Finite(Watcher):
         self.bad = self.bad + 1 if norms and not bool(torch.isfinite(torch.stack(norms)).all()) else 0
         if self.bad > (FP16_PATIENCE if args.fp16 else 0):
             message = f"the gradient of step {state.global_step + 1} is not finite; the last checkpoint is intact"
-            raise Stop(Exit.DIVERGED, message, "lower --learning-rate, look at the rows of that step, or use bf16")
+            raise Stop(Exit.DIVERGED, message, "lower --learning-rate, check the rows of that step, or use bf16")
 
 
 def own_callbacks(text: str) -> list[Any]:
@@ -1649,7 +1649,7 @@ PAUSES = (2, 8, 30)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what made the model."""
+    """Return the versions of Python and the libraries."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -1660,7 +1660,7 @@ def versions() -> dict[str, str]:
 
 
 def write_result(settings: Settings, **values: Any) -> None:
-    """Write result.json, which a sweep reads: the objective, the settings, and how the run ended."""
+    """Write result.json: the objective, the settings and the end of the run. Sweeps read this file."""
     if rank() or not Path(settings.out).is_dir():
         return
     numbers = {**(values.get("metrics") or {})}
@@ -1671,10 +1671,10 @@ def write_result(settings: Settings, **values: Any) -> None:
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the size and speed of a run. `tokens` is None where the method reads none."""
+    """Return the size and speed of a run. `tokens` is None if the method does not read tokens."""
     counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
     return {
-        # Two weights of 4 bits are one element.
+        # One element holds two weights of 4 bits.
         "parameters": sum(
             p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
             for p in trainer.model.parameters()
@@ -1690,7 +1690,7 @@ def need_push(settings: Settings) -> None:
     """Create the repo before training.
 
     Raises:
-        Stop: the token is missing or may not write there.
+        Stop: the token is missing or has no write permission.
 
     """
     if not settings.hub_model_id or rank():
@@ -1736,7 +1736,7 @@ def push(settings: Settings, final: Path) -> None:
 
 
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
-    """Write the final model and its card as one folder that appears whole."""
+    """Write the final model and its card as one folder, atomically."""
     out = Path(settings.out)
     final, making = out / FINAL, out / ".saving" / FINAL
     if rank() == 0:
@@ -1753,7 +1753,7 @@ def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str,
 
 
 def card(settings: Settings, method: str, metrics: dict[str, Any]) -> str:
-    """Return the model card: what was trained on what, how, and with what result."""
+    """Return the model card: base model, data, metrics, versions and settings."""
     on_hub = {"base_model": settings.model, "datasets": settings.dataset}
     known = [f"{n}: {v}" for n, v in on_hub.items() if v.count("/") == 1 and not Path(v).exists()]
     front = "\n".join(["---", *known, "tags:", f"- {method}", "---"])
@@ -1770,7 +1770,7 @@ def card(settings: Settings, method: str, metrics: dict[str, Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One run from settings to result: checks, resume, training, evaluation, the final model.
+# Run one method from settings to result: checks, resume, training, evaluation, final model.
 
 T = TypeVar("T", bound=Settings)
 
@@ -1820,10 +1820,10 @@ def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
 
 
 def save_whole(trainer: Any, keep: int) -> None:
-    """Make the trainer's checkpoints appear whole: written elsewhere, synced, renamed, and only then rotated.
+    """Make the trainer's checkpoints atomic: written elsewhere, synced, renamed, and only then rotated.
 
-    The Trainer writes straight into checkpoint-N. A kill inside a save leaves a folder there that ends the next
-    start, beside older ones that are good.
+    The Trainer writes directly into checkpoint-N. A kill inside a save leaves an incomplete folder there, and the
+    next start fails on it although older checkpoints are good.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -1848,7 +1848,7 @@ def save_whole(trainer: Any, keep: int) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
-            # The Trainer notes the best one below the folder that is renamed here.
+            # The Trainer records the best one inside the folder that is renamed here.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             put_in_place(making / name, out / name)
@@ -1890,7 +1890,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
 
 
 def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
-    """Attach what watches the run; check the processes and the disk."""
+    """Attach the callbacks; check the processes and the disk."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
     weights = sum(p.numel() * p.element_size() for p in parameters)
@@ -1907,7 +1907,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
-    """Return the evaluation of the model as it was before training, once for a run."""
+    """Return the evaluation of the model before training, computed once for a run."""
     file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
@@ -1921,7 +1921,7 @@ def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
 
 
 def need_objective(settings: Settings, before: dict[str, float]) -> None:
-    """Raise Stop where the evaluation has no such metric; the Trainer notices at the first checkpoint."""
+    """Raise Stop if the evaluation lacks the objective; the Trainer would fail only at the first checkpoint."""
     if before and settings.objective not in before:
         speed = ("_runtime", "_per_second", "_time")
         known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
@@ -1970,7 +1970,7 @@ def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """Load a checkpoint that has all steps of the run, and return whether it has: the Trainer would add another one."""
+    """Load the checkpoint and return True if it has all steps of the run: the Trainer would train one more step."""
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -1978,12 +1978,12 @@ def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
         return False
     trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
     trainer.state = state
-    say(f"{checkpoint.name} has all {state.max_steps} steps: none is added")
+    say(f"{checkpoint.name} has all {state.max_steps} steps; no step is trained")
     return True
 
 
 def peak_memory() -> float | None:
-    """Return the most GPU memory that was allocated, in GB; None on a CPU."""
+    """Return the peak of allocated GPU memory in GB, or None on a CPU."""
     import torch
 
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
@@ -1992,7 +1992,7 @@ def peak_memory() -> float | None:
 def run(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
-    """Run one method with the command line's settings; return the exit code, which the starting process learns too."""
+    """Run one method with the command line's settings; return the exit code and report it to the supervisor."""
     code = 1
     try:
         code = attempt(kind, method, load, build, smoke)
@@ -2054,7 +2054,7 @@ def attempt(
 
 
 def no_room(settings: Settings, reporter: Reporter | None) -> int:
-    """End a run whose disk is full; what an unfinished save left there makes room for its result."""
+    """End a run whose disk is full. The files of the unfinished save are deleted to make room for the result."""
     out = Path(settings.out)
     stop = Stop(
         Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
@@ -2089,7 +2089,7 @@ def whole(
 
 
 def guarded(settings: Settings, plan: Plan, work: Callable[[], Exit]) -> Exit:
-    """Do the work; where memory runs out, start once again with fewer rows at a time."""
+    """Do the work; if memory runs out, restart once with a smaller micro-batch."""
     import torch
 
     try:

@@ -1,1 +1,1 @@
-"""The six platforms' interfaces, played over rehearsal clouds, for tests over real HTTP on loopback."""
+"""Emulators of the six platforms' APIs over rehearsal clouds, for tests over real HTTP on loopback."""

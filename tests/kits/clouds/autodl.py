@@ -1,4 +1,4 @@
-"""AutoDL's Pro interface as far as the provider uses it, with its traps. Nearly every answer has status 200."""
+"""Emulator of AutoDL's Pro API as far as the provider uses it, with its traps. Nearly every reply has status 200."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AutoDLAccount(Emulator):
         self.verified = True
         self.statuses: dict[str, str] = {}
         self.odd: dict[str, dict[str, Any]] = {}
-        """What an instance's row says instead."""
+        """Fields that replace those of an instance's row."""
 
     def authorized(self, asked: Asked) -> bool:
         return asked.headers.get("authorization") == self.key  # no "Bearer"
@@ -151,7 +151,7 @@ class AutoDLAccount(Emulator):
         return told({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
 
     def queried(self, asked: Asked) -> Instance:
-        """The instance of the query string; the documented JSON body is not read."""
+        """Return the instance of the query string; the documented JSON body is not read."""
         if "instance_uuid" not in asked.query:
             raise Refuse(error("RequestParameterIsWrong", "请求参数错误"))
         return self.need(asked.query["instance_uuid"])

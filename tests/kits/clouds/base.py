@@ -1,7 +1,7 @@
-"""What the emulators share: an account with a rehearsal cloud behind it, faults of the wire, and one web server.
+"""Base of the emulators: an account over a rehearsal cloud, network faults, and one web server.
 
-An emulator plays one account. Its instances are those of a rehearsal cloud, so state, storage tiers, money and time
-are that cloud's; the emulator adds the platform's own words. `Fault` breaks single replies on the wire.
+An emulator represents one account. Its instances are those of a rehearsal cloud, which has the state, storage tiers,
+money and time; the emulator adds the platform's API. `Fault` breaks single replies on the wire.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ KEY_2 = "key-of-other-account-9876543210fedcba"
 
 @dataclass
 class Fault:
-    """Breaks the next `count` requests whose `METHOD /path` matches; `skip` lets some pass first.
+    """Break the next `count` requests whose `METHOD /path` matches, after `skip` requests.
 
-    `lost_request` is not carried out and `lost_reply` is; both end without a whole reply. `truncated`, `html`,
+    `lost_request` is not carried out and `lost_reply` is; both end without a complete reply. `truncated`, `html`,
     `error_500` and `empty` are carried out and answered so. `limited` is refused with 429, and `other` answers `body`;
     neither is carried out. `refused` is carried out and answered with `status` and `body`, or with the true body.
     """
@@ -66,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as the emulator saw it."""
+    """One request as the emulator received it."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Asked:
 
     @property
     def line(self) -> str:
-        """The method and the path; of GraphQL also the kind of operation, `query` or `mutation`."""
+        """The method and the path; for GraphQL also the kind of operation, `query` or `mutation`."""
         query = self.body.get("query") if isinstance(self.body, dict) else None
         kind = re.match(r"\w+", query) if isinstance(query, str) else None
         return f"{self.method} {self.path} {kind[0]}" if kind else f"{self.method} {self.path}"
@@ -96,7 +96,7 @@ class Told:
 
 
 class Refuse(Exception):
-    """Ends a request with an error reply."""
+    """End a request with an error reply."""
 
     def __init__(self, told: Told) -> None:
         super().__init__(told.status)
@@ -122,17 +122,17 @@ def route(method: str, pattern: str, *, query: str | None = None, body: str | No
 
 
 class Emulator:
-    """One account of one platform. Subclasses add routes and the platform's words for refusals."""
+    """One account of one platform. Subclasses add routes and the platform's error messages."""
 
     profile_id: ClassVar[str]
     gpus: ClassVar[dict[str, float]] = USD
-    """The platform's names of GPUs, and what one costs an hour."""
+    """The platform's names of GPUs, and the price of one per hour."""
     window: ClassVar[tuple[int, float] | None] = None
-    """How many requests in how many seconds are answered; the next one is refused with 429."""
+    """(requests, seconds) that are answered; the next request is refused with 429."""
     tells_port: ClassVar[bool] = True
-    """Whether the interface tells a port; where it does not, every boot has another address and the usual port."""
+    """Whether the API reports a port. If not, every boot has a new address and port 22."""
     lag_s: ClassVar[float] = 2.0
-    """How long lists lag behind: a new instance is not in them yet, a gone one is still seen as ending."""
+    """The lag of lists: a new instance is not listed yet, and a gone one is still listed as ending."""
 
     def __init__(self, folder: Path, clock: Clock, *faults: CloudFault, settings: Settings | None = None) -> None:
         self.clock = clock
@@ -151,45 +151,45 @@ class Emulator:
         self.recent: list[float] = []
         self.key, self.user = KEY, 7
         self.others: list[Emulator] = []
-        """Other accounts at the same address, each with a key and a user of its own."""
+        """Other accounts at the same address, each with a separate key and user."""
         self.money = 1000.0
-        """What the account has left, in dollars; rents are not taken off it."""
+        """The account's balance in dollars; rents are not deducted from it."""
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
         self.told: list[tuple[Asked, Told]] = []
         self.lock = threading.Lock()
         self.address: Callable[[str], tuple[str, int]] = self._pretend_address
-        """Where an instance's SSH server listens."""
+        """The address of an instance's SSH server."""
         self.before: Callable[[], None] = lambda: None
         """Called before each request is carried out."""
         routes = [h for h in (getattr(type(self), n) for n in dir(type(self))) if hasattr(h, "route")]
-        self.routes = sorted(routes, key=lambda h: h.route[1].groups)  # plain words before names
+        self.routes = sorted(routes, key=lambda h: h.route[1].groups)  # fixed segments before placeholders
 
     # ------------------------------------------------------------------------------------------------------ the cloud
 
     def rent(self, label: str, resources: Resources, **own: Any) -> Instance:
-        """A new instance of the cloud, with what the platform remembers of it besides."""
+        """Rent an instance of the cloud, with additional data of the platform."""
         made = known(self.cloud.create(resources, label))
         self.own[made.id] = {"label": label, "boots": 0, **own}
         return made
 
     def see(self, ident: str) -> Instance | None:
-        """An instance, gone ones too."""
+        """Return an instance, which may be gone."""
         return known(self.cloud.get(ident))
 
     def listed(self) -> list[Instance]:
         return list(known(self.cloud.list()))
 
     def inner(self, ident: str) -> str:
-        """The cloud's id of an instance."""
+        """Return the cloud's id of an instance."""
         return ident
 
     def number(self, inner: str) -> int:
-        """A number for an instance, for platforms that count."""
+        """Return a number for an instance, for platforms with numeric ids."""
         return 4_200_001 + list(self.own).index(inner)
 
     def numbered(self, ident: str) -> str:
-        """The instance of a number, "" for none."""
+        """Return the instance of a number, or an empty string."""
         index = int(ident) - 4_200_001 if ident.isdigit() else -1
         return list(self.own)[index] if 0 <= index < len(self.own) else ""
 
@@ -197,7 +197,7 @@ class Emulator:
         return len(self.listed()) >= self.cloud.settings.capacity
 
     def booted(self, ident: str) -> None:
-        """Count a start; pretend addresses change with it."""
+        """Count a start; emulated addresses change with it."""
         self.own[ident]["boots"] += 1
 
     def _pretend_address(self, ident: str) -> tuple[str, int]:
@@ -212,7 +212,7 @@ class Emulator:
         return asked.headers.get("authorization") == f"Bearer {self.key}"
 
     def need(self, ident: str) -> Instance:
-        """An instance that is there. Raises Refuse in the platform's words."""
+        """Return an existing instance. Raises Refuse with the platform's message."""
         raise NotImplementedError
 
     def unauthorized(self) -> Told:
@@ -225,11 +225,11 @@ class Emulator:
         raise NotImplementedError
 
     def undescribed(self, names: str) -> Told:
-        """Refuse parameters or fields that the platform's description does not have."""
+        """Refuse parameters or fields that the platform's description lacks."""
         raise NotImplementedError
 
     def handle(self, asked: Asked) -> Told:
-        """What the platform would answer."""
+        """Return the platform's reply."""
         with self.lock:
             self.asked.append(asked)
             self.before()
@@ -313,7 +313,7 @@ async def _cut(send: Send) -> None:
 
 
 class Web:
-    """One web server for all emulators of a test run; each has a folder of its address."""
+    """One web server for all emulators of a test run, each below a separate path."""
 
     def __init__(self) -> None:
         self.emulators: dict[str, Emulator] = {}
@@ -330,12 +330,12 @@ class Web:
         self.server = uvicorn.Server(config)
 
     def start(self) -> Web:
-        """Serve. Whoever connects before it is up waits in the listener's queue."""
+        """Start serving. Connections before that wait in the listener's queue."""
         threading.Thread(target=self.server.run, args=([self.listener],), daemon=True).start()
         return self
 
     def add(self, emulator: Emulator) -> str:
-        """Put an emulator on the web; returns its address."""
+        """Add an emulator to the web server; return its address."""
         name = f"a{len(self.emulators)}"
         self.emulators[name] = emulator
         return f"http://127.0.0.1:{self.port}/{name}"

@@ -1,8 +1,8 @@
 """Machines behind the emulators: an OpenSSH server each, with the rehearsal cloud's storage as its whole disk.
 
-A machine is a mount and a process namespace of this one: its root is the instance's folder of the cloud, with this
-machine's programs mounted in. It goes on and off as the cloud says, with the same host key, at a new port each time,
-or at a new address where the platform tells no ports. Where the cloud links a volume of the account, it has a mount.
+An emulated machine is a mount and process namespace on this machine: its root is the instance's folder of the cloud,
+with this machine's programs mounted. It starts and stops as the cloud does, with the same host key, at a new port each
+time, or at a new address if the platform reports no ports. A linked volume of the account becomes a mount.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PASSWD += "".join(f"{name}:x:0:0::/home/{name}:/bin/sh\n" for name in ("ubuntu",
 
 
 def possible() -> bool:
-    """Whether machines can be made here: mount and process namespaces, which Linux grants to root."""
+    """Return whether this process may create mount and process namespaces, which needs root on Linux."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
         return False
     tried = subprocess.run(
@@ -95,27 +95,27 @@ class Machines:
         self.broken = 0
         """Uncorrected memory errors that the GPU of the next machine reports."""
         self.silent = False
-        """Machines run and nobody listens there."""
+        """Machines run without a listening SSH server."""
         self.image_keys: list[str] = []
-        """Public keys that the image brings along."""
+        """Public keys in the image."""
         folder.mkdir(parents=True)
         keygen(folder / "clientkey")
         self.key = " ".join((folder / "clientkey.pub").read_text().split()[:2])
         self.config = folder / "ssh_config"
         self.boots = 0
         self.usual = socket.socket()
-        """Keeps one port for this account: on no other address does another process get it."""
+        """Reserves one port for this account, so that no other process gets it on another address."""
         self.usual.bind(("127.0.0.1", 0))
         self._configure(self.usual.getsockname()[1])
         account.address = self.address
 
     def address(self, ident: str) -> tuple[str, int]:
-        """Where a machine listens; it is on or off afterwards as the cloud says."""
+        """Return the address of a machine, after starting or stopping it to match the cloud."""
         self.follow(ident)
         return (self.on[ident].host, self.on[ident].port) if ident in self.on else self.usual.getsockname()
 
     def follow(self, ident: str) -> None:
-        """Make a machine what the cloud says it is."""
+        """Start or stop a machine to match the cloud."""
         seen = self.account.see(ident)
         running = seen is not None and seen.state is InstanceState.RUNNING
         since = self.account.cloud.store.state().records[ident].since
@@ -125,29 +125,29 @@ class Machines:
             self._power_on(ident, since)
 
     def close(self) -> None:
-        """Take all of them down."""
+        """Stop all machines."""
         for ident in list(self.on):
             self._power_off(ident)
         self.usual.close()
 
     def renew_key(self, ident: str) -> None:
-        """Let another host answer at the machine's address from its next start on."""
+        """Use another host key from the machine's next start on."""
         for file in (self.folder / ident).glob("hostkey*"):
             file.unlink()
 
     def disk(self, ident: str) -> Path:
-        """A machine's whole disk, seen from outside."""
+        """Return the path of a machine's disk on the host."""
         return self.account.cloud.root / "instances" / ident / "fs"
 
     def _next_address(self) -> tuple[str, int]:
-        """Where the next boot listens."""
+        """Return the address of the next boot."""
         self.boots += 1
         if self.account.tells_port:
             return "127.0.0.1", free_port()
         return f"127.0.1.{self.boots}", self.usual.getsockname()[1]
 
     def _configure(self, port: int) -> None:
-        """The user's own configuration. Its port counts only where the platform tells none."""
+        """Write the user's ssh_config. Its port is used only if the platform reports none."""
         self.config.write_text(
             f"Host *\n  Port {port}\n  IdentityFile {self.folder}/clientkey\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
@@ -176,20 +176,20 @@ class Machines:
             self._power_on(ident, since, tries - 1)
 
     def _power_off(self, ident: str) -> None:
-        """As pulling the plug: the first process dies, and the kernel ends all others with it."""
+        """Cut the power: the first process is killed, and the kernel ends all others with it."""
         machine = self.on.pop(ident)
         machine.process.send_signal(signal.SIGKILL)
         machine.process.wait(120)
 
     def _account_keys(self) -> list[str]:
-        """The public keys that the account lets into every machine."""
+        """Return the public keys that the account permits on every machine."""
         named = (vars(self.account).get(name, []) for name in ("ssh_keys", "account_keys", "keys"))
         fields = ("public_key", "publicKey", "key")
         listed = [k if isinstance(k, str) else next(k[f] for f in fields if f in k) for keys in named for k in keys]
         return [*self.image_keys, *listed]
 
     def _begin(self, ident: str) -> str:
-        """What the order has the machine do at its start, with the key that images let in themselves."""
+        """Return the shell line of a machine's start: add the key as images do, then run the order's script."""
         order = self.account.own[ident].get("order", {})
         key = (order.get("env") or {}).get("PUBLIC_KEY")
         image = f"mkdir -p ~/.ssh; echo '{key}' >> ~/.ssh/authorized_keys" if key else "true"

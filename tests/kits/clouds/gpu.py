@@ -1,4 +1,4 @@
-"""A stand-in for the one thing that emulated machines do not have: an nvidia-smi that tells of a healthy H100."""
+"""A stand-in for nvidia-smi, which emulated machines lack: it reports a healthy H100."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ elif "--query-compute-apps" not in asked:
 
 
 def put_gpu(folder: Path, errors: int = 0) -> None:
-    """Put the stand-in into a folder that is on the machine's PATH. `errors` are uncorrected memory errors."""
+    """Write the stand-in into a folder on the machine's PATH. `errors` are uncorrected memory errors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nvidia-smi").write_text(SMI.replace("%d", str(errors)))
     (folder / "nvidia-smi").chmod(0o755)

@@ -1,6 +1,6 @@
-"""Lambda's interface of its published description 1.10 as far as the provider and other clients use it, with its traps.
+"""Emulator of Lambda's API, description 1.10, as far as the provider and other clients use it, with its traps.
 
-SkyPilot, dstack and lambda-cloud-client still send the `quantity` of an older description, always 1: it is taken.
+SkyPilot, dstack and lambda-cloud-client still send the `quantity` of an older description, always 1: it is accepted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LambdaAccount(Emulator):
         self.firewall: list[dict[str, Any]] = []
         self.launches: list[float] = []
         self.odd: dict[str, dict[str, Any]] = {}
-        """What an instance's row says instead."""
+        """Fields that replace those of an instance's row."""
         self.unhealthy: set[str] = set()
         self.launch_twice = False
 

@@ -1,4 +1,4 @@
-"""Paperspace's interface of DigitalOcean's description as far as the provider and SkyPilot use it, with its traps.
+"""Emulator of Paperspace's API by DigitalOcean's description, as the provider and SkyPilot use it, with its traps.
 
 The official command line's description and SkyPilot agree that a change answers 200 with the machine beside the event
 that changes it; a description collected by others shows a bare machine (`wraps` False).
@@ -41,7 +41,7 @@ DISK_USD_A_MONTH = {50: 5, 100: 7, 250: 10, 500: 20, 1000: 40, 2000: 80}
 
 
 class PaperspaceTeam(Emulator):
-    """A team. With `retired` every address answers 404, as the older interface's do now."""
+    """A team. With `retired` every address returns 404, as the older API does now."""
 
     tells_port = False
     profile_id = "paperspace"
@@ -51,7 +51,7 @@ class PaperspaceTeam(Emulator):
         super().__init__(*args, **kwargs)
         self.wraps = True
         self.deletes_running = False
-        """What SkyPilot relies on, against the documentation: a machine that runs can be deleted."""
+        """A running machine can be deleted. SkyPilot relies on this, against the documentation."""
         self.scripts: list[dict[str, Any]] = []
         self.networks: list[dict[str, Any]] = []
         self.templates = [
@@ -61,7 +61,7 @@ class PaperspaceTeam(Emulator):
         ]
         self.custom = [self.template("tpl1", "of the team", 2025, "H100", "H100x8", "A4000")]
         self.odd: dict[str, dict[str, Any]] = {}
-        """What a machine's row says instead."""
+        """Fields that replace those of a machine's row."""
         self.retired = False
         self.states: dict[str, str] = {}
 
@@ -212,7 +212,7 @@ class PaperspaceTeam(Emulator):
         )
 
     def shutdown(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """What became of the order's shutdown. Fields of another name are passed over without a word."""
+        """Return the order's shutdown setting. Unknown fields are silently ignored."""
         hours = order.get("autoShutdownTimeout") if order.get("autoShutdownEnabled") else None
         return {"autoShutdownEnabled": hours is not None, "autoShutdownTimeout": hours}
 

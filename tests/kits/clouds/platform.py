@@ -1,4 +1,4 @@
-"""What the lifecycle tests need of one emulated platform, declared at the end of the emulator's own file."""
+"""Declaration of an emulated platform for the lifecycle tests, made at the end of the emulator's module."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpuwarden.providers._http import Api
 
 @dataclass(frozen=True)
 class Platform:
-    """One platform: its account, its interface, what is asked for, and which requests create and end.
+    """One platform: its account, its API, the requested instance, and the requests that create and end.
 
-    `taken` is what becomes of a machine that the platform takes: it comes back by itself (`resumed`), it lies stopped
-    until somebody starts it (`stopped`), or it is `gone`. `durable` is an output on the storage that has to be asked
-    for, None where there is none.
+    `taken` is the state of a machine after a preemption: it restarts by itself (`resumed`), it is stopped until a
+    request starts it (`stopped`), or it is `gone`. `durable` is an output on the storage that must be
+    requested, or None if the platform has no such storage.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Platform:
     durable: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     take_key: Callable[[Any, Machines], None] = lambda account, machines: None
-    """Give the account the key of the machines' owner, where the platform takes none with an order."""
+    """Add the owner's key to the account, if the platform accepts none in an order."""
 
 
 def platforms() -> tuple[Platform, ...]:

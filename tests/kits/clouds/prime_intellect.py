@@ -1,7 +1,7 @@
-"""Prime Intellect's interface as its published description and the `prime` command line have it, with its traps.
+"""Emulator of Prime Intellect's API by its published description and the `prime` command line, with its traps.
 
-A parameter or field that the description lacks is refused in the words of its 422. Where the command line differs from
-it, both are served, and a comment says so.
+A parameter or field that the description lacks is refused with its 422 message. If the command line differs from the
+description, both are served, and a comment marks the place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POD_REQUIRED = {"cloudId", "gpuType", "socket", "gpuCount"}
 FILTERS = "page page_size regions gpu_count gpu_type socket security data_center_id cloud_id disks"
 LIST = "offset limit"
 DISK_USD = 0.0001
-"""What a gigabyte of disk costs an hour beyond the ones that are in an offer's price."""
+"""The price of a gigabyte of disk per hour beyond the disk that an offer includes."""
 
 
 def error(status: int, detail: str) -> Told:
@@ -49,7 +49,7 @@ def invalid(param: str, details: str) -> Told:
 
 
 def spec(default: int | None, least: int | None = None, most: int | None = None, usd: float | None = None) -> Any:
-    """What can be chosen of one resource of an offer."""
+    """Return the permitted values of one resource of an offer."""
     return {
         "minCount": least, "defaultCount": default, "maxCount": most, "pricePerUnit": usd, "step": 1 if least else None,
         "defaultIncludedInPrice": True if usd else None, "additionalInfo": None,
@@ -57,7 +57,7 @@ def spec(default: int | None, least: int | None = None, most: int | None = None,
 
 
 class PrimeAccount(Emulator):
-    """A user's account, who is in one team. Gone Pods are in the history only."""
+    """The account of a user in one team. Gone Pods are in the history only."""
 
     profile_id = "prime-intellect"
     gpus = {"H100_80GB": 2.10, "A100_80GB": 1.20, "L4_24GB": 0.30}
@@ -71,14 +71,14 @@ class PrimeAccount(Emulator):
         self.installing: set[str] = set()
         self.ssh: Any = None
         self.more: list[dict[str, Any]] = []
-        """Offers besides the plain ones."""
+        """Additional offers."""
         self.odd: dict[str, dict[str, Any]] = {}
-        """What a Pod's row says instead."""
+        """Fields that replace those of a Pod's row."""
         self.teams = ["team1"]
         self.team_money = 40.0
         self.disk_rows: list[dict[str, Any]] = []
         self.most_rows = 2
-        """The longest page of offers, shorter than the description's to have several."""
+        """The page size of offers, smaller than in the description, so that there are several pages."""
 
     def key_row(self, name: str, public: str) -> dict[str, Any]:
         return {
@@ -99,7 +99,7 @@ class PrimeAccount(Emulator):
         return invalid(names, "unknown field")
 
     def _route(self, asked: Asked) -> Told:
-        """Serve the address with the interface's own folder too, which clients append themselves."""
+        """Also serve the path with the API's prefix, which clients append themselves."""
         return super()._route(replace(asked, path=asked.path.removeprefix("/api/v1")))
 
     def page(self, asked: Asked, rows: Sequence[Mapping[str, Any]]) -> Told:
@@ -115,7 +115,7 @@ class PrimeAccount(Emulator):
 
     @route(
         "POST", "/pods", query="", body="pod provider disks team team_member_ids shared_with_team"
-        " teamMemberIds sharedWithTeam",  # the command line writes the last two in its own way
+        " teamMemberIds sharedWithTeam",  # the command line spells the last two differently
     )  # fmt: skip
     def create_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
         order, provider = asked.body.get("pod", {}), (asked.body.get("provider") or {}).get("type")
@@ -130,7 +130,7 @@ class PrimeAccount(Emulator):
         if size is not None and disk["maxCount"] is not None and not disk["minCount"] <= size <= disk["maxCount"]:
             return invalid("body.pod.diskSize", "outside the offer's range")
         usd = match[0]["prices"]["onDemand"] + max(0, (size or 0) - (disk["defaultCount"] or 0)) * DISK_USD
-        if order.get("maxPrice") and usd > order["maxPrice"]:  # 0 is SkyPilot's way to give no price
+        if order.get("maxPrice") and usd > order["maxPrice"]:  # SkyPilot sends 0 for no price
             return error(400, "Price exceeds the maximum price")
         resources = Resources(gpu=order["gpuType"], gpu_count=order["gpuCount"], interruptible=match[0]["isSpot"])
         try:

@@ -1,4 +1,4 @@
-"""RunPod's REST v2 and its older GraphQL as the provider and other clients use them, with their traps.
+"""Emulator of RunPod's REST v2 and its older GraphQL as the provider and other clients use them, with their traps.
 
 REST follows the published description: a parameter or a field that it lacks is refused. REST v1 is gone.
 """
@@ -69,7 +69,7 @@ class RunPodCloud(OlderInterface):
         return told
 
     def authorized(self, asked: Asked) -> bool:
-        """What GPUs cost is public in the older interface; a wrong key is refused everywhere."""
+        """Return whether a key is accepted. GPU prices are public in GraphQL; a wrong key is refused everywhere."""
         return super().authorized(asked) or (asked.path == "/graphql" and "authorization" not in asked.headers)
 
     @staticmethod
@@ -203,7 +203,7 @@ class RunPodCloud(OlderInterface):
         }
 
     def usd(self, i: Instance) -> float | None:
-        """Return what a Pod bills an hour: half as much in the community cloud."""
+        """Return a Pod's price per hour: half in the community cloud."""
         half = self.own[i.id]["order"].get("cloud") == "COMMUNITY"
         return i.price_usd_per_hour / 2 if half and i.price_usd_per_hour else i.price_usd_per_hour
 

@@ -1,4 +1,4 @@
-"""RunPod's older interface over an emulated account: the user, Pods and prices in GraphQL."""
+"""RunPod's older GraphQL API over an emulated account: the user, Pods and prices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OlderInterface(Emulator):
 
     @route("POST", "/graphql")
     def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """The older interface. It refuses with 200 and `errors`."""
+        """Serve GraphQL, which refuses with 200 and `errors`."""
         kinds = [gpu_type(n, displayed(n), usd, stock=not self.full()) for n, usd in self.prices.items()]
         places = [
             {

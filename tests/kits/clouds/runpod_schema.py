@@ -1,7 +1,7 @@
-"""The schema of RunPod's older GraphQL interface, as published, and the forms of its replies.
+"""The published schema of RunPod's older GraphQL API, and the forms of its replies.
 
 A field or an input that the schema lacks is refused, with status 200 and `errors`, as the service does. The service
-turns this interface off early in 2027; interruptible Pods are being removed from it before.
+turns this API off early in 2027; interruptible Pods are removed from it earlier.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def execute(asked: Asked, answers: Answers) -> Told:
         return Told(400, {"errors": [{"message": "Must provide query string."}]})
     roots = {name: _resolver(value) if callable(value) else value for name, value in answers.items()}
     done = graphql_sync(schema(), body["query"], root_value=roots, variable_values=body.get("variables") or {})
-    told: dict[str, Any] = {} if done.data is None else {"data": done.data}  # refused before anything was carried out
+    told: dict[str, Any] = {} if done.data is None else {"data": done.data}  # refused before execution
     if done.errors:
         told["errors"] = [{"message": error.message, "path": error.path} for error in done.errors]
     return Told(200, told)
@@ -123,7 +123,7 @@ def refuse(message: str) -> GraphQLError:
 
 
 def order_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deployment's input as REST v2 would have taken it."""
+    """Return a deployment's input as an order of REST v2."""
     volume = {"volumeId": given.get("networkVolumeId"), "path": given.get("volumeMountPath") or "/workspace"}
     disk = {"size": int(given.get("volumeInGb") or 0), "path": given.get("volumeMountPath") or "/workspace"}
     return {
@@ -140,7 +140,7 @@ def order_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pod(i: Instance, own: Mapping[str, Any], status: str, address: tuple[str, int], uptime: int) -> dict[str, Any]:
-    """Return a Pod as this interface shows it. One that boots is RUNNING and has no runtime yet."""
+    """Return a Pod as this API shows it. A booting Pod is RUNNING without a runtime."""
     order = own["order"]
     (host, port), mounts = address, order.get("mounts", {})
     inside = [p.partition("/") for p in order.get("ports", [])]

@@ -1,7 +1,7 @@
-"""Vast.ai's interface as the provider and the vendor's own client use it, with its traps.
+"""Emulator of Vast.ai's API as the provider and the vendor's client use it, with its traps.
 
-Requests and replies follow the published description; a parameter that it lacks is refused. Where the vendor's client,
-dstack or SkyPilot differs from it, both are served, and a comment says so.
+Requests and replies follow the published description; a parameter that it lacks is refused. If the vendor's client,
+dstack or SkyPilot differs from it, both are served, and a comment marks the place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORDER_FIELDS = {
 }  # fmt: skip
 VOLUME_FIELDS = {"create_new", "volume_id", "size", "mount_path", "name"}
 RUNTYPES = {"ssh", "jupyter", "args", "ssh_proxy", "ssh_direct", "jupyter_proxy", "jupyter_direct"}
-"""The description's; the vendor's client sends several words at once, and cuts `direct` to `direc`."""
+"""From the description. The vendor's client sends several words at once, and cuts `direct` to `direc`."""
 
 
 class VastCloud(VastInstances):
@@ -42,14 +42,14 @@ class VastCloud(VastInstances):
         self.bad_key_is_404 = False
         self.tells_credit = True
         self.makes_underbid = False
-        """A bid that is too low is refused, and its contract made: the instance is stopped and its disk bills."""
+        """A bid that is too low is refused but creates a contract: the instance is stopped and its disk bills."""
         self.account_keys = [{"id": 1, "user_id": 7, "key": "ssh-ed25519 AAAA someone"}]
 
     def inner(self, ident: str) -> str:
         return self.numbered(ident)
 
     def authorized(self, asked: Asked) -> bool:
-        """Offers, GPU names and finished logs are public; a wrong key is refused everywhere."""
+        """Return whether a key is accepted. Offers, GPU names and logs are public; a wrong key is always refused."""
         public = re.match(r"(POST /api/v0/bundles|GET /api/v0/gpu_names/|GET /logs/)", asked.line)
         return super().authorized(asked) or (public is not None and "authorization" not in asked.headers)
 
@@ -87,7 +87,7 @@ class VastCloud(VastInstances):
         }
 
     def market(self, *, bid: bool) -> Iterator[dict[str, Any]]:
-        """Every offer there is."""
+        """Return every offer."""
         if not self.full():
             yield from (self.offer(gpu, count, bid=bid) for gpu in self.prices for count in COUNTS)
 
@@ -99,7 +99,7 @@ class VastCloud(VastInstances):
 
     @route("GET", "/api/v0/gpu_names/unique")
     def gpu_names(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """The names of all GPUs. Not in the description; the vendor's client asks for them."""
+        """Return the names of all GPUs. Not in the description; the vendor's client requests them."""
         return Told(200, {"gpu_names": list(self.prices)})
 
     @route("PUT", "/api/v0/asks/{id}")
@@ -129,7 +129,7 @@ class VastCloud(VastInstances):
 
     @staticmethod
     def check_order(body: dict[str, Any]) -> None:
-        """Refuse an order with values that the description does not allow."""
+        """Raise Refuse for an order with values that the description does not permit."""
         price, volume = body.get("price"), body.get("volume_info") or {}
         words = set((body.get("runtype") or "ssh").replace("direc ", "direct ").split())
         if not (body.get("image") or body.get("template_hash_id")):
@@ -151,7 +151,7 @@ class VastCloud(VastInstances):
 
     @route("GET", "/api/v0/users/current")
     def user(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """The description knows only `balance`. The service tells `credit` too, and the key itself."""
+        """Return the user. The description has only `balance`; the service also returns `credit` and the key itself."""
         shown = {
             "id": self.user,
             "key_id": 3,

@@ -1,4 +1,4 @@
-"""Instances of an emulated Vast.ai account: list, look, verbs, bids, logs and keys, as published."""
+"""Instances of an emulated Vast.ai account: list, get, verbs, bids, logs and keys, as published."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class Text(Told):
 
 
 class VastInstances(Emulator):
-    """What an account can do with the instances that it has."""
+    """The operations of an account on its instances."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deaf_ends = 0
-        """So many destroy requests are answered with success and not carried out."""
+        """The number of destroy requests that are answered with success and not carried out."""
         self.end_date: float | None = None
         """When the contracts end, in seconds since the epoch; None: thirty days after each began."""
         self.least: dict[str, float] = {}
-        """The least bid for one GPU by its name, where it is another one than half the price."""
+        """The least bid for one GPU by its name, if it differs from half the price."""
         self.odd: dict[str, dict[str, Any]] = {}
-        """What an instance's row contains instead, by its number."""
+        """Fields that replace those of an instance's row, by its number."""
         self.home = ""
-        """The emulator's own address, for the links to logs."""
+        """The emulator's address, for the links to logs."""
         self.logs: dict[str, list[str]] = {}
         self.unfinished_logs: set[str] = set()
 
@@ -106,7 +106,7 @@ class VastInstances(Emulator):
 
     @route("PUT", "/api/v0/instances/bid_price/{id}")
     def change_bid(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Set a bid. The vendor's client may leave the price out: then it is the least that wins."""
+        """Set a bid. If the vendor's client omits the price, the least winning bid is set."""
         i, body = self.need(at["id"], "no_such_instance"), self.body(asked, {"client_id", "price"})
         own = self.own[i.id]
         least = self.least_bid(own["gpu"], own["count"])
@@ -132,7 +132,7 @@ class VastInstances(Emulator):
 
     @route("PUT", "/api/v0/instances/request_logs/{id}")
     def request_logs(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        """Return a link to the logs, which are there a moment later."""
+        """Return a link to the logs, which exist a moment later."""
         i, body = self.need(at["id"], "invalid_id"), self.body(asked, {"tail", "filter", "daemon_logs"})
         lines = [line for line in self.logs.get(at["id"], []) if body.get("filter", "") in line]
         name = f"{self.number(i.id)}-{len(self.asked)}"
@@ -178,7 +178,7 @@ class VastInstances(Emulator):
 
     @staticmethod
     def body(asked: Asked, fields: set[str]) -> dict[str, Any]:
-        """Return a request's body. Raises Refuse for what is not an object, and for a field that is not known."""
+        """Return a request's body. Raises Refuse if it is not an object or has an unknown field."""
         body = asked.body or {}
         if not isinstance(body, dict) or set(body) - fields:
             raise Refuse(error(400, "invalid_args", f"invalid request: {asked.body}"))
@@ -238,7 +238,7 @@ class VastInstances(Emulator):
 
     @staticmethod
     def ports(order: dict[str, Any], port: int) -> dict[str, Any]:
-        """Return the mapped ports: that of SSH, where there is an SSH server, and those of `-p` flags."""
+        """Return the mapped ports: the SSH port, if the instance has an SSH server, and those of `-p` flags."""
         flags = [name.split()[1] for name in environment(order) if name.startswith("-p ")]
         inside = [flag.split(":")[-1] for flag in flags]
         if order.get("runtype") != "args":
@@ -247,12 +247,12 @@ class VastInstances(Emulator):
         return {name: [{"HostIp": "0.0.0.0", "HostPort": str(port + n)}] for n, name in enumerate(names)}
 
     def least_bid(self, gpu: str, count: int) -> float:
-        """Return the least bid that wins a machine, in dollars an hour."""
+        """Return the least winning bid for a machine, in dollars per hour."""
         return self.least.get(gpu, self.prices[gpu] / 2 + 0.0001 / count) * count
 
 
 def environment(order: dict[str, Any]) -> dict[str, str]:
-    """Return an order's environment. The description has Docker's flags as text; the clients send an object."""
+    """Return an order's environment. In the description it is text with Docker's flags; the clients send an object."""
     given = order.get("env") or {}
     if isinstance(given, dict):
         return given

@@ -1,7 +1,7 @@
-"""Vast.ai's market: rows of offers and instances, and the language of its filters.
+"""Vast.ai's market: rows of offers and instances, and its filter language.
 
-From the published description of `search offers` and `show instances`. Where the vendor's own clients send what it
-lacks, both are accepted, and the place says so.
+From the published description of `search offers` and `show instances`. If the vendor's clients send other fields,
+both are accepted, and a comment marks the place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILTERS: Final = frozenset(_FILTERS.split())
 MORE_FILTERS: Final = frozenset({"reliability2", "cluster_id", "score", "hosting_type"})
 """Filters that the description lacks and that the vendor's client, dstack or SkyPilot sends."""
 CONTROLS: Final = frozenset({"limit", "type", "order", "allocated_storage", "disable_bundling"})
-"""What a search says besides filters; the vendor's client sends the last one."""
+"""Other fields of a search; the vendor's client sends the last one."""
 TYPES: Final = frozenset({"ondemand", "on-demand", "bid", "reserved"})
 """The description lists `ondemand` and shows `on-demand`, which the clients send."""
 OPERATORS: Final = frozenset({"eq", "neq", "gt", "lt", "gte", "lte", "in", "notin"})
@@ -46,17 +46,17 @@ ALIASES: Final = {"reliability": "reliability2", "ubuntu_version": "os_version"}
 
 
 def error(status: int, code: str, msg: str) -> Told:
-    """Return an error in the platform's form."""
+    """Return an error in the platform's format."""
     return Told(status, {"success": False, "error": code, "msg": msg})
 
 
 def not_a_key(name: object) -> Refuse:
-    """Return the refusal of a filter that does not exist, in the words of the description."""
+    """Return the refusal of an unknown filter, with the message of the description."""
     return Refuse(error(400, "invalid_request", f"Error in query parameters: {name} is not a valid search key"))
 
 
 def offers(rows: Iterable[dict[str, Any]], query: object) -> list[dict[str, Any]]:
-    """Return the offers that a search finds, in its order. Raises Refuse for what the interface does not have."""
+    """Return the offers that a search finds, in its order. Raises Refuse for a query that the API does not support."""
     if not isinstance(query, dict):
         raise Refuse(error(400, "invalid_request", "Invalid json body"))
     if query.get("type", "ondemand") not in TYPES:
@@ -79,7 +79,7 @@ def matches(row: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return all(
         _holds(_value(row, name), operator, value)
         for name, tests in wanted.items()
-        if name != "external"  # it widens the search
+        if name != "external"  # this filter widens the search
         for operator, value in _operators(name, tests)
     )
 
@@ -101,7 +101,7 @@ def _value(row: dict[str, Any], name: str) -> Any:
 
 
 def _holds(value: Any, operator: str, asked: Any) -> bool:
-    """Compare a value with the one asked for, which the vendor's client sends as text."""
+    """Compare a value with the requested one, which the vendor's client sends as text."""
     if operator in {"in", "notin"}:
         return (value in [_like(value, a) for a in asked]) == (operator == "in")
     other = _like(value, asked)
@@ -129,7 +129,7 @@ CONTRACT_COLUMNS: Final = frozenset(
 
 
 def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the instances that a list's filters and order leave. Raises Refuse for unknown ones."""
+    """Return the instances that match a list's filters, in its order. Raises Refuse for unknown filters."""
     if unknown := set(query) - {"limit", "after_token", "order_by", "select_cols", "select_filters", "owner"}:
         raise not_a_key(min(unknown))
     wanted = conditions(query.get("select_filters", "{}"))
@@ -145,13 +145,13 @@ def listed(rows: list[dict[str, Any]], query: dict[str, str]) -> list[dict[str, 
 
 
 def columns(row: dict[str, Any], query: dict[str, str]) -> dict[str, Any]:
-    """Return the columns that a list asks for; an unknown one is null."""
+    """Return the columns that a list requests; an unknown one is null."""
     names = conditions(query.get("select_cols", '["*"]'))
     return row if "*" in names else {name: row.get(name) for name in {"id", *names}}
 
 
 def conditions(text: str) -> Any:
-    """Return what a query's JSON contains. Raises Refuse for another text."""
+    """Return the content of a query's JSON. Raises Refuse if the text is invalid."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Healthy files of the libraries that people train with, written by those libraries at test time.
+"""Healthy files of the common training libraries, written by those libraries at test time.
 
 Every function below `@configuration` writes the files of one configuration into an empty folder. The expected verdict
-is part of the registration, so that it is decided before anything is verified: proven, except for the files whose
+is part of the registration, so that it is decided before the verification: proven, except for the files whose
 names fit `unknown`, which can't be read without running code.
 """
 
@@ -26,19 +26,19 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to write files with real libraries, and the verdicts that are expected of them."""
+    """One way to write files with real libraries, and the expected verdicts."""
 
     name: str
     write: Callable[[Path], object]
     needs: tuple[str, ...]
-    # Patterns of names of files that need code to be read.
+    # Patterns of names of files that can't be read without running code.
     unknown: tuple[str, ...] = ()
-    # The step that a resume would go on from; None where the files are not meant for a resume.
+    # The step that a resume starts from; None if the files are not meant for a resume.
     step: int | None = None
 
     @property
     def unseen(self) -> bool:
-        """Return true for the third that nobody looks at while verdicts are fixed."""
+        """Return whether this is in the held-out third, which is not used during work on verdicts."""
         return zlib.crc32(self.name.encode()) % 3 == 0
 
     @property
@@ -47,7 +47,7 @@ class Configuration:
         return [m for m in self.needs if importlib.util.find_spec(m) is None]
 
     def expected(self, path: str) -> str:
-        """Return the verdict that a file should get."""
+        """Return the expected verdict of a file."""
         return "unknown" if any(fnmatch.fnmatch(path, p) for p in self.unknown) else "proven"
 
 
@@ -67,7 +67,7 @@ def configuration(
 def family(
     prefix: str, values: Iterator[Any] | list[Any] | dict[str, Any] | tuple[Any, ...], *needs: str, **more: Any
 ) -> Callable[[Callable[[Path, Any], object]], Callable[[Path, Any], object]]:
-    """Register one configuration for each of some values; a dict gives a name for each."""
+    """Register a configuration for each value; a dict has a name for each."""
     named = values if isinstance(values, dict) else {str(v): v for v in values}
 
     def register(write: Callable[[Path, Any], object]) -> Callable[[Path, Any], object]:

@@ -1,4 +1,4 @@
-"""Write models as the Hub has them: many architectures, shards, dtypes, tokenizers, and every kind of PEFT adapter."""
+"""Write models as on the Hub: many architectures, shards, dtypes, tokenizers, and every kind of PEFT adapter."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def build(name: str, **more: Any) -> Any:
 
 
 def tokenizer(size: int = 256) -> Any:
-    """Return a byte-level BPE tokenizer with so many tokens at most, learned from one sentence."""
+    """Return a byte-level BPE tokenizer with a maximal number of tokens, learned from one sentence."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -332,7 +332,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def peft_kinds() -> list[str]:
-    """Return the names of peft's types, run from the one file of peft that has them: importing all takes seconds."""
+    """Return the names of peft's types from the single file that defines them: importing all of peft takes seconds."""
     spec = importlib.util.find_spec("peft")
     if spec is None or spec.origin is None:
         return ["LORA"]

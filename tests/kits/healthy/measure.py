@@ -1,4 +1,4 @@
-"""Write the configurations, verify them at every level, and count what was refuted or unknown."""
+"""Write the configurations, verify them at every level, and count the refuted and unknown files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITTEN = ".written"
 
 @dataclass
 class Tally:
-    """The counts of one level, and every line about a verdict that was not expected."""
+    """The counts of one level, and a line for each unexpected verdict."""
 
     files: int = 0
     verdicts: Counter[Verdict] = field(default_factory=Counter)
@@ -35,12 +35,12 @@ class Tally:
 
     @property
     def unknown_share(self) -> float:
-        """Return the share of the files that stay unknown."""
+        """Return the share of the unknown files."""
         return self.verdicts[Verdict.UNKNOWN] / max(1, self.files)
 
 
 def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], dict[str, str]]:
-    """Write each configuration into its own folder. Return those written, and why others were not."""
+    """Write each configuration into a separate folder. Return the written ones, and the reasons for the others."""
     done, failed = [], {}
     for one in wanted:
         folder = place(at, one)
@@ -56,7 +56,7 @@ def write(at: Path, wanted: list[Configuration]) -> tuple[list[Configuration], d
             except Unreadable as why:
                 failed[one.name] = str(why)[:160]
                 continue
-            except Exception as why:  # a library that can't write this here is not a fault of the verdict
+            except Exception as why:  # a failure to write is the library's, not a wrong verdict
                 failed[one.name] = f"{type(why).__name__}: {str(why)[:160]}"
                 continue
             (folder.parent / (folder.name + WRITTEN)).touch()
@@ -77,7 +77,7 @@ class _Union(Findings):
 
 
 def examine_all(at: Path, written: list[Configuration], level: Level) -> dict[str, Findings]:
-    """Examine every configuration by itself; load the files of all together."""
+    """Examine every configuration separately; load the files of all in one process."""
     ask = Ask(level is not Level.STRUCTURE)
     found = {one.name: examine(place(at, one), ask) for one in written}
     if level in (Level.LOAD, Level.RESUME):
@@ -106,7 +106,7 @@ def tally(at: Path, written: list[Configuration], found: dict[str, Findings], le
 
 
 def surprises(one: Configuration, report: Report, level: Level) -> Iterator[str]:
-    """Yield a line for every verdict that was not expected."""
+    """Yield a line for every unexpected verdict."""
     for file in report.files:
         if file.verdict != one.expected(file.path):
             yield f"{file.path} ({file.format}) is {file.verdict}: {'; '.join(file.problems + file.doubts)[:300]}"
@@ -137,7 +137,7 @@ def line(level: Level, part: list[Configuration], got: Tally) -> str:
 
 
 def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
-    """Print the counts of each level, and return 1 where a healthy file is refuted."""
+    """Print the counts of each level, and return 1 if a healthy file is refuted."""
     wanted = [c for c in configurations() if re.search(only, c.name) and not (seen and c.unseen)]
     written, failed = write(at, wanted)
     print(f"{len(written)} configurations, {len(wanted) - len(written)} not written")
@@ -146,7 +146,7 @@ def main(at: Path, only: str, levels: list[str], seen: bool) -> int:
     bad = 0
     found: dict[str, Findings] = {}
     for level in map(Level, levels):
-        if level is not Level.RESUME or not found:  # a resume is judged by what loading found
+        if level is not Level.RESUME or not found:  # the verdict on a resume uses the findings of loading
             found = examine_all(at, written, level)
         for unseen in (False, True):
             part = [c for c in written if c.unseen is unseen]

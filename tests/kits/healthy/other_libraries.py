@@ -88,7 +88,7 @@ QUANTS = (
     "I32",
     "I64",
 )
-# No Python writes these; their blocks are bytes with finite scales.
+# No Python library writes these; their blocks are bytes with finite scales.
 BLOCKS = (
     "Q8_1",
     "Q2_K",

@@ -78,7 +78,7 @@ def train(made: Any, optimizer: Any, schedule: Any = None) -> None:
 
 
 def trainer_folder(at: Path, made: Any, optimizer: Any, schedule: Any) -> None:
-    """Write what transformers' Trainer writes, with the objects given."""
+    """Write the checkpoint files of transformers' Trainer, with the given objects."""
     from safetensors.torch import save_file
 
     t = torch()
@@ -173,7 +173,7 @@ def plain_folder(at: Path) -> None:
 def plain_several(at: Path) -> None:
     for step in (1, 2, 3):
         state = plain_state(step)
-        # So many steps the optimizer has made, too.
+        # The optimizer has made this number of steps, too.
         for s in state["optimizer"]["state"].values():
             s["step"] = torch().tensor(float(step))
         state["scheduler"]["last_epoch"] = step
@@ -301,7 +301,7 @@ def lightning(at: Path, kind: int) -> None:
 
 @configuration("DeepSpeed ZeRO-1 of one rank", "torch", step=STEPS)
 def deepspeed(at: Path) -> None:
-    """Write what DeepSpeed writes for one rank; its package is not needed for that."""
+    """Write the files of DeepSpeed for one rank, without its package."""
     t = torch()
     state = plain_state()
     model, step = state["model"], STEPS

@@ -1,4 +1,4 @@
-"""Write what transformers' Trainer and TRL's trainers leave after a few steps of a tiny model."""
+"""Write the outputs of transformers' Trainer and TRL's trainers after a few steps of a tiny model."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _trl(at: Path, name: str, lora: bool) -> None:
         extra["peft_config"] = LoraConfig(task_type=task, r=4, target_modules=["q_proj", "v_proj"])
     made = build("Llama classifier", num_labels=1) if name == "reward" else build("Qwen2")
     with tempfile.TemporaryDirectory() as base:
-        # Trainers load the reference model from where the model's name is.
+        # Trainers load the reference model from the path in the model's name.
         made.save_pretrained(base)
         made.config._name_or_path = base
         getattr(home, f"{kind}Trainer")(

@@ -1,4 +1,4 @@
-"""The rehearsal Hub as the tests use it: seeded, on a free port, its answers checked against the published specs."""
+"""The rehearsal Hub for tests: seeded, on a free port, with replies checked against the published specs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READER = "hf_readerreaderreaderreader00000000"
 def hub_server(
     root: Path, *, seeded: bool = True, check: bool = True, clock: Clock | None = None
 ) -> Iterator[HubServer]:
-    """A running Hub. With GPUWARDEN_SPECS, every answer of a described route must fit its description."""
+    """Run a Hub. With GPUWARDEN_SPECS, every reply of a described route must fit its description."""
     server = HubServer(root, clock=clock, unsandboxed=True)
     checker = SpecCheck(server.app) if SPECS and check else None
     if checker:
@@ -41,12 +41,12 @@ def hub_server(
 
 
 def config(server: HubServer, token: str | None = TOKEN) -> HubConfig:
-    """How to reach it."""
+    """Return the client configuration of the Hub."""
     return HubConfig(server.url, server.viewer_url, token)
 
 
 class SpecCheck:
-    """ASGI middleware: validate JSON answers against the OpenAPI documents, and remember what does not fit."""
+    """ASGI middleware: validate JSON replies against the OpenAPI documents, and record the mismatches."""
 
     def __init__(self, app: Any) -> None:
         assert SPECS
@@ -85,12 +85,12 @@ class SpecCheck:
         if path.startswith(VIEWER):
             operation = self.viewer["paths"].get(path.removeprefix(VIEWER), {}).get(method)
             response = (operation or {}).get("responses", {}).get(status)
-            # Cells and features of the published description reject its own examples; the envelope is checked.
+            # The schemas of cells and features reject the description's own examples, so only the envelope is checked.
             loose = {**self.viewer["components"]["schemas"], "Cell": True, "Feature": True}
             wrap = {"components": {**self.viewer["components"], "schemas": loose}}
         else:
             found = next((p for regex, p in self.table if regex.fullmatch(path)), None)
-            # The description of paths-info lacks the fields that every client needs.
+            # The description of paths-info lacks fields that every client needs.
             if found is None or "paths-info" in found:
                 return None
             response = self.hub["paths"][found].get(method, {}).get("responses", {}).get(status)

@@ -1,7 +1,7 @@
-"""Faults that make training jobs fail, each put into a plain script and into a shipped trainer, and really run.
+"""Faults that make training jobs fail, each put into a plain script and into a shipped trainer, and run.
 
 `corpus/seeded_faults.jsonl` has one case a line. The expected outcome of the trainer is part of the case, so that it
-is decided before anything is run. A third of the cases, by the digest of the name, stays unseen until the end.
+is decided before any run. A third of the cases, by the digest of the name, is held out until the end.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from paths import CORPUS
 
-# Outcomes, the good ones first. A job that the rehearsal refuses is one whose own checks end it on this computer.
+# Outcomes, the good ones first. The rehearsal refuses a job if the job's own checks end it on this computer.
 SURVIVES, GATE, REHEARSAL, MACHINE, LOST = "survives", "gate", "rehearsal", "machine", "lost"
 WELL = frozenset({SURVIVES, GATE, REHEARSAL})
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault, the outcome that the trainer should have, and the change that the refusal asks for.
+    """One fault, the expected outcome of the trainer, and the change that the refusal requests.
 
-    `fault` and `fix` have these parts, each left out where it changes nothing: `plain` and `text` (replacements in the
+    `fault` and `fix` have these parts, each optional: `plain` and `text` (replacements in the
     plain script and in the trainer), `args` (the trainer's arguments; null removes one), `spec` (fields of the job),
-    `machine` (conditions, see `machine.py`), `hub` (faults of the Hub), `token`, `restart` (the same command is given
-    once more), `cold` (a process that has imported nothing), `grant` (access to a repo).
+    `machine` (conditions, see `machine.py`), `hub` (faults of the Hub), `token`, `restart` (the same command is run
+    again), `cold` (a process without imported modules), `grant` (access to a repo).
     """
 
     name: str
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def unseen(self) -> bool:
-        """Return true for the third that nobody looks at before the figures are final."""
+        """Return whether this is in the held-out third, which is not read before the figures are final."""
         return zlib.crc32(self.name.encode()) % 3 == 0
 
 

@@ -63,16 +63,16 @@ ARGS: dict[str, dict[str, Any]] = {
     | _ALL
     | {"dataset": "lab/pictures", "model": "lab/tiny-vit"},
 }
-# What a header may bring; anything else of these is missing on a machine whose header does not ask for it.
+# Modules that a header may install; each is missing on a machine whose header does not list it.
 WATCHED = ("peft", "PIL", "albumentations", "cv2", "datasets", "accelerate", "sentencepiece", "scipy", "pycocotools")
 
-# What packages of a header bring whose metadata is not installed here: torchvision 0.28, tensorboard 2.20.
+# Dependencies of header packages whose metadata is not installed here: torchvision 0.28, tensorboard 2.20.
 ABSENT = {"torchvision": ("torch", "numpy", "pillow"), "tensorboard": ("numpy", "packaging", "pillow", "protobuf")}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one job: whether it ended well, in which way, and the words that say so."""
+    """The outcome of one job: whether it ended well, its kind, and the message that shows it."""
 
     how: str
     words: str = ""
@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def well(self) -> bool:
-        """Return whether the job ended well, with nothing spent on a machine for a fault that was already there."""
+        """Return whether the job ended well, without paying for a machine when the fault was detectable before."""
         return self.how in WELL
 
 
@@ -89,7 +89,7 @@ class Jobs:
 
     def __init__(self, folder: Path, hub: HubServer) -> None:
         self.folder, self.hub = folder, hub
-        # A run that was cut left the folders of its jobs.
+        # An interrupted run leaves the folders of its jobs.
         self.numbers = (n for n in count() if not (folder / f"job-{n}").exists())
         self.known: dict[str, Outcome] = {}
         gone = ("HF_TOKEN", "HF_HUB_OFFLINE", "GPUWARDEN_METRICS")
@@ -119,13 +119,13 @@ class Jobs:
     # ---------------------------------------------------------------------------------------------- the two sides
 
     def plain(self, case: Case) -> Outcome:
-        """Run the plain script with the fault, and no gate."""
+        """Run the plain script with the fault, without the gate."""
         text = replaced((CORPUS / "plain" / f"{case.method}.py").read_text(encoding="utf-8"), case.fault.get("plain"))
         log, code, why = self.run(case.fault, text, [])
         return Outcome(LOST, f"exit {code}: {why or last_line(log)}") if code or why else Outcome(SURVIVES)
 
     def guarded(self, case: Case) -> Outcome:
-        """Submit the shipped trainer with the fault; where it is refused, apply the fix and submit it again."""
+        """Submit the shipped trainer with the fault; if it is refused, apply the fix and submit it again."""
         first = self.submitted(case, case.fault)
         agrees = first.how == case.expect.partition(" ")[0] and case.expect.partition(" ")[2] in first.words
         if first.how not in {GATE, REHEARSAL, MACHINE}:
@@ -143,13 +143,13 @@ class Jobs:
         return replace(first, agrees=agrees)
 
     def submitted(self, case: Case, fault: dict[str, Any]) -> Outcome:
-        """Return what the gate says of the trainer, and, where that is nothing, what becomes of it."""
+        """Return the gate's refusal of the trainer, or, if it is accepted, the outcome of its run."""
         text = replaced((SCRIPTS / f"{case.method}.py").read_text(encoding="utf-8"), fault.get("text"))
         words = [*arguments(ARGS[case.method] | fault.get("args", {}))]
         if blocked := [f for f in self.gate(text, words, fault) if f.blocks]:
             said = "; ".join(f"{f.rule} {f.message} {[dict(step.parameters) for step in f.fix]}" for f in blocked)
             return Outcome(GATE, said)
-        # A fix often makes a job that was run before, such as the one without a fault.
+        # A fix often results in a job that has already run, such as the one without a fault.
         changes = {n: v for n, v in fault.items() if n in {"machine", "hub", "restart", "cold"} and v}
         job = [text, sorted(words), SPEC | fault.get("spec", {}), fault.get("token", "good"), changes]
         same = json.dumps(job, sort_keys=True)
@@ -162,7 +162,7 @@ class Jobs:
         named = [line for line in log.splitlines() if line.startswith(("ERROR", "FIX"))]
         if len(named) < 2 or why:
             return Outcome(LOST, f"exit {code}: {why or last_line(log)}")
-        # A fault of the machine shows only there; any other one shows when the command is rehearsed here.
+        # A fault of the machine appears only on it; any other fault appears when the command is rehearsed here.
         return Outcome(MACHINE if fault.get("machine") or fault.get("hub") else REHEARSAL, f"{code} {' '.join(named)}")
 
     def gate(self, text: str, words: list[str], fault: dict[str, Any]) -> list[Finding]:
@@ -180,7 +180,7 @@ class Jobs:
         return run_rules(rules_of("submit"), facts)
 
     def grant(self, kind: str, name: str) -> None:
-        """Give the account access to a gated repo, as its owner does once the terms are accepted."""
+        """Give the account access to a gated repo, as its owner does after the terms are accepted."""
         repo = self.hub.store.get(kind, name)
         assert repo is not None
         repo.grants = ["rehearsal"]
@@ -189,7 +189,7 @@ class Jobs:
     # --------------------------------------------------------------------------------------------------- one run
 
     def run(self, fault: dict[str, Any], text: str, words: list[str]) -> tuple[str, int, str]:
-        """Run a script as a machine would; return its log, exit code and why its result is not good."""
+        """Run a script as a machine would; return its log, its exit code and the problem of its result, if any."""
         number = next(self.numbers)
         home, spec = self.folder / f"job-{number}", SPEC | fault.get("spec", {})
         home.mkdir()
@@ -214,7 +214,7 @@ class Jobs:
         return log, code, "" if code else self.why_bad(home, f"rehearsal/{target}")
 
     def once(self, job: dict[str, Any], *, cold: bool) -> int:
-        """Run a job, and again where the process replaces itself; return its exit code."""
+        """Run a job, and again if the process replaces itself; return its exit code."""
         code = self._cold(job) if cold else self._forked(job)
         if code != AGAIN:
             return code
@@ -235,7 +235,7 @@ class Jobs:
             ).returncode
 
     def why_bad(self, home: Path, target: str) -> str:
-        """Return why a run that ended with 0 did not end well, an empty string where it did."""
+        """Return the problem of a run that ended with 0, or an empty string if it ended well."""
         kept = sorted((home / "out").glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
         if not kept:
             return "no checkpoint"
@@ -261,7 +261,7 @@ class Jobs:
 
 @contextmanager
 def jobs_in(folder: Path) -> Iterator[Jobs]:
-    """Yield what runs jobs in a folder, with its Hub."""
+    """Yield a `Jobs` for a folder, with its Hub."""
     with hub_server(folder / "hub", seeded=False, check=False) as hub:
         supply(hub.store)
         made = Jobs(folder, hub)
@@ -275,7 +275,7 @@ def jobs_in(folder: Path) -> Iterator[Jobs]:
 
 
 def replaced(text: str, changes: list[list[str]] | None) -> str:
-    """Return a text with each replacement made. Raises AssertionError where one has no place."""
+    """Return a text with each replacement made. Raises AssertionError if one does not occur in it."""
     for old, new in changes or ():
         assert old in text, f"not in the script: {old}"
         text = text.replace(old, new)
@@ -290,18 +290,18 @@ def arguments(given: dict[str, Any]) -> Iterator[str]:
 
 
 def allowed(spec: dict[str, Any]) -> int:
-    """Return the step at whose end the timeout strikes: the job takes three hours for its eight steps."""
+    """Return the step at whose end the timeout expires: the job takes three hours for its eight steps."""
     timeout = spec["timeout_s"] or (1800 if spec["platform"] == "hf-jobs" else 10**9)
     return int(STEPS * timeout / (HOURS * 3600)) + 1
 
 
 def last_line(log: str) -> str:
-    """Return the last line of a log that says something."""
+    """Return the last informative line of a log."""
     return next((line.strip()[:200] for line in reversed(log.splitlines()) if line.strip()), "no output")
 
 
 def missing(text: str) -> list[str]:
-    """Return the watched modules that a script's header does not bring."""
+    """Return the watched modules that a script's header does not install."""
     try:
         header = read_header(text)
     except Exception:
@@ -313,7 +313,7 @@ def missing(text: str) -> list[str]:
 
 @cache
 def closure(dependencies: tuple[str, ...]) -> frozenset[str]:
-    """Return the packages that are installed with some, as the installed packages' metadata say."""
+    """Return packages with all their dependencies, by the metadata of the installed packages."""
     from packaging.requirements import Requirement
 
     found: set[str] = set()

@@ -1,10 +1,10 @@
-"""A rented machine, as far as a job's process can tell: what it has installed, its disk, memory, and its end.
+"""Emulate a rented machine for a job's process: its installed modules, disk, memory and end.
 
 Reads one JSON object a line and runs each job in a forked child, as `trainer_zygote` does. `conditions` of a job:
 `steps`: the steps after which the timeout ends the process, those of earlier attempts included; `kill`, `terminate`,
 `nan`, `always_nan`, `full_disk`: the step of that event; `kill_in_save`: the step whose save is cut; `oom_above`: the
-rows at a time that don't fit; `free_gb`: the free space that is reported; `installed`: the modules that can't be
-imported. With an argument, runs the one job of that file without a fork, for a process that has imported nothing.
+largest micro-batch that fits; `free_gb`: the free space that is reported; `installed`: the modules that can't be
+imported. With an argument, runs the job of that file without a fork, in a process without imported modules.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Conditions = dict[str, Any]
 
 
 class Missing(PathFinder):
-    """Find no module that is not installed on this machine."""
+    """Import hook that hides the modules that are not installed on the emulated machine."""
 
     names: frozenset[str] = frozenset()
 
     @classmethod
     def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Return None for what is missing, and for its parts."""
+        """Return None for missing modules and their submodules."""
         return None if fullname.partition(".")[0] in cls.names else PathFinder.find_spec(fullname, path, target)
 
 
@@ -43,12 +43,12 @@ def take_away(names: list[str]) -> None:
 
 
 def watch(conditions: Conditions, steps: Path) -> None:
-    """Attach what happens to the machine to every trainer that this process builds."""
+    """Add the machine's events to every trainer that this process builds."""
     import torch
     import transformers
 
     class Events(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-        """What happens at a step."""
+        """The machine's events at each step."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             self.nan(state.global_step + 1, model)
@@ -77,7 +77,7 @@ def watch(conditions: Conditions, steps: Path) -> None:
 
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *args, **kwargs)
-        # Before the trainer's own: a signal of this step is heard at this step.
+        # Before the trainer's callbacks, which then receive a signal of this step at this step.
         self.callback_handler.callbacks.insert(0, Events())
 
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def full(*args: Any, **kwargs: Any) -> None:
 
 
 def once(steps: Path, name: str) -> bool:
-    """Return whether this is the first time that an event of this name happens to the machine."""
+    """Return whether this is the first event of this name on the machine."""
     mark = steps.with_suffix(f".{name}")
     first = not mark.exists()
     mark.touch()
@@ -102,7 +102,7 @@ def once(steps: Path, name: str) -> bool:
 
 
 def furnish(conditions: Conditions, again: Path) -> None:
-    """Set up what a process sees of the machine before any library is loaded."""
+    """Set up the emulated machine for a process before any library is loaded."""
     take_away(conditions.get("missing", []))
     if "free_gb" in conditions:
         usage = shutil.disk_usage("/")

@@ -1,4 +1,4 @@
-"""The Hub that the jobs of the corpus use: tiny models and small data, some of it broken on purpose."""
+"""The Hub that the jobs of the corpus use: tiny models and small data, some of them deliberately broken."""
 
 from __future__ import annotations
 

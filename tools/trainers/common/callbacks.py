@@ -1,4 +1,4 @@
-"""Watch a run: metrics, signals, gradients, and the user's own callbacks."""
+"""Callbacks: metrics, signals, gradients, and the user's own."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ TRIES = 6
 
 
 class Reporter:
-    """Metrics as lines in GPUWARDEN_METRICS, and to the training system's API where its variables are set."""
+    """Write metrics to GPUWARDEN_METRICS, and post them to the training system's API if its variables are set."""
 
     def __init__(self, settings: Settings) -> None:
         self.file = os.environ.get("GPUWARDEN_METRICS", "") or str(Path(settings.out) / "metrics.jsonl")
@@ -59,20 +59,20 @@ class Reporter:
         self._queue(self.api["ALERT_API_URL"], {"X-API-Key": key} if key else {}, body)
 
     def close(self, seconds: float = 20) -> None:
-        """Wait a little for what is still queued."""
+        """Wait up to `seconds` until the queue is sent."""
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
 
     def _write(self, line: str) -> None:
-        """Append to the file, as long as that is possible: a run does not end for a line of metrics."""
+        """Append to the file. If that fails, stop writing metrics: the run continues without them."""
         try:
             if self.file:
                 Path(self.file).parent.mkdir(parents=True, exist_ok=True)
                 with Path(self.file).open("a", encoding="utf-8") as file:
                     file.write(line)
         except OSError as error:
-            say(f"metrics are not written any more: {self.file}: {error.strerror}")
+            say(f"metrics are no longer written: {self.file}: {error.strerror}")
             self.file = ""
 
     def _queue(self, url: str, headers: dict[str, str], body: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class Reporter:
 class Watcher:
     """A callback that ignores the events that it doesn't define.
 
-    Not a TrainerCallback: its module brings PyTorch, which takes seconds that a wrong setting need not wait for.
+    It is not a TrainerCallback: that module imports PyTorch, which would delay the error of a wrong setting by seconds.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -105,14 +105,14 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report what the trainer logs, with its numbers unrounded; print it with the step, the total and the time left."""
+    """Report the trainer's logs with unrounded numbers; print them with the step, the total and the time left."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.began, self.first = time.monotonic(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note when the steps begin."""
+        """Record the time and the number of the first step."""
         self.began, self.first = time.monotonic(), state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -132,13 +132,13 @@ class Metrics(Watcher):
 
 
 class Varying(Watcher):
-    """Warn of rewards that are the same for all answers to a prompt: nothing is learned from them."""
+    """Warn if rewards are the same for all answers to a prompt: the model learns nothing from them."""
 
     def __init__(self) -> None:
         self.flat = self.logs = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Count the logs in a row in which no group of answers differs."""
+        """Count the consecutive logs in which every group of answers has equal rewards."""
         if (share := (logs or {}).get("frac_reward_zero_std")) is None:
             return
         self.logs += 1
@@ -147,7 +147,7 @@ class Varying(Watcher):
             self.warn()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn of a run that is shorter than that."""
+        """Warn if every log of a short run had equal rewards."""
         if 0 < self.flat == self.logs < FLAT:
             self.warn()
 
@@ -164,7 +164,7 @@ class Interrupted(Watcher):
         self.training = False
 
     def listen(self) -> None:
-        """Take over the signals."""
+        """Install the signal handlers."""
         for name in ("SIGTERM", "SIGUSR1"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._take)
@@ -187,13 +187,13 @@ class Interrupted(Watcher):
 
 
 class Finite(Watcher):
-    """Stop before the optimizer's step that would put numbers into the weights that aren't finite."""
+    """Stop before an optimizer step that would write non-finite numbers into the weights."""
 
     def __init__(self) -> None:
         self.bad = 0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at every gradient; fp16 may skip a few steps while its scale adapts."""
+        """Check every gradient; fp16 may skip a few steps while its scale adapts."""
         import torch
 
         norms = []
@@ -205,7 +205,7 @@ class Finite(Watcher):
         self.bad = self.bad + 1 if norms and not bool(torch.isfinite(torch.stack(norms)).all()) else 0
         if self.bad > (FP16_PATIENCE if args.fp16 else 0):
             message = f"the gradient of step {state.global_step + 1} is not finite; the last checkpoint is intact"
-            raise Stop(Exit.DIVERGED, message, "lower --learning-rate, look at the rows of that step, or use bf16")
+            raise Stop(Exit.DIVERGED, message, "lower --learning-rate, check the rows of that step, or use bf16")
 
 
 def own_callbacks(text: str) -> list[Any]:

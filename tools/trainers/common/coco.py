@@ -10,10 +10,10 @@ from trainers.common.outcome import Exit, Stop, say
 def from_coco(folder: Path, annotations: Path) -> Any:
     """Return the pictures of a COCO folder with their boxes and the names of their categories.
 
-    Crowds are left out: one box around many objects is not an object to find.
+    Crowds are left out: their box is around many objects.
 
     Raises:
-        Stop: the annotations are not of COCO's form; the message names the entry.
+        Stop: the annotations are not valid COCO; the message names the entry.
 
     """
     from datasets import Dataset, Image

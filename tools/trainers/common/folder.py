@@ -1,4 +1,4 @@
-"""The output folder: whose it is, its whole checkpoints, and writes that a kill can't halve."""
+"""The output folder: its run, its complete checkpoints, and atomic writes."""
 
 import contextlib
 import hashlib
@@ -17,9 +17,9 @@ BASELINE = "baseline.json"
 FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
-SAMPLE, SAMPLES = 1 << 14, 256  # bytes, and how many of them of a file: all of a large one takes minutes
-ARGUMENTS = "training_args.bin"  # a pickle of the Trainer that nothing reads; run.json has the settings
-# These may differ when a run goes on; every other setting belongs to the run.
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes of a sample, samples of a file: reading a large file takes minutes
+ARGUMENTS = "training_args.bin"  # a pickle by the Trainer that no program reads; run.json has the settings
+# These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
     "processes", "workers", "report", "callback", "hub_model_id", "hub_public", "objective", "greater_is_better",
@@ -28,7 +28,7 @@ FREE = {
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole: under another name, synced, then renamed."""
+    """Write a JSON file atomically: under another name, synced, then renamed."""
     passing = path.with_name(f".{path.name}.part")
     with passing.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True, default=str)
@@ -48,7 +48,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def put_in_place(made: Path, final: Path) -> None:
-    """Give a finished folder its name in one rename; an older one of that name goes afterwards."""
+    """Move a finished folder into place with one rename; delete an older folder of that name afterwards."""
     sync_tree(made)
     old = final.with_name(f".old-{final.name}")
     shutil.rmtree(old, ignore_errors=True)
@@ -75,7 +75,7 @@ def checkpoints(out: Path) -> list[Path]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether the state's step is the folder's, and each safetensors file as long as its header says."""
+    """Return whether the saved step matches the folder's name and each safetensors file has the size of its header."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
         if state["global_step"] != int(checkpoint.name[11:]):
@@ -93,7 +93,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def newest(out: Path) -> Path | None:
-    """Return the newest whole checkpoint; set incomplete ones aside under another name."""
+    """Return the newest complete checkpoint; rename incomplete ones."""
     for checkpoint in reversed(checkpoints(out)):
         if is_whole(checkpoint):
             return checkpoint
@@ -105,9 +105,9 @@ def newest(out: Path) -> Path | None:
 
 
 def base_of(settings: Settings) -> str:
-    """Return what identifies the weights below an adapter: the Hub's commit, or a digest of samples of each file.
+    """Return the identity of an adapter's base weights: the Hub's commit, or a digest of samples of each file.
 
-    A full fine-tuning resumes from all of its own weights, so that it has none: an empty string.
+    The identity is an empty string for full fine-tuning, which resumes from its own weights.
     """
     if not getattr(settings, "lora_rank", 0):
         return ""
@@ -131,7 +131,7 @@ def base_of(settings: Settings) -> str:
 
 
 def completed(out: Path) -> dict[str, Any] | None:
-    """Return the result of a run that has ended with its final model, None for any other."""
+    """Return the result of a run that is complete with its final model, else None."""
     try:
         result = json.loads((out / RESULT).read_text())
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def completed(out: Path) -> dict[str, Any] | None:
 
 
 def is_full(error: BaseException, out: Path) -> bool:
-    """Return whether an error comes of a disk without room."""
+    """Return whether a full disk caused an error."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
     words = ("No space left on device", "os error 28", "Disk quota exceeded")
     with contextlib.suppress(OSError):
@@ -149,10 +149,10 @@ def is_full(error: BaseException, out: Path) -> bool:
 
 
 def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
-    """Make the output folder this run's.
+    """Claim the output folder for this run.
 
     Raises:
-        Stop: it contains the checkpoints or the final model of another run.
+        Stop: the folder contains the checkpoints or the final model of another run.
 
     """
     out = Path(settings.out)
@@ -184,7 +184,7 @@ _LOCKS: list[int] = []
 
 
 def lock(out: Path) -> None:
-    """Let one run write this folder; the kernel releases the lock when the process ends.
+    """Lock this folder for one run; the kernel releases the lock when the process ends.
 
     Raises:
         Stop: another run writes it, or the disk is not writable.
@@ -208,7 +208,7 @@ def lock(out: Path) -> None:
 
 
 def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop where the disk has no room for the checkpoints: weights, two moments of what is trained, one spare."""
+    """Raise Stop if the disk lacks room for the checkpoints: weights, two moments of trained weights, and a spare."""
     needed = (keep + 2) * (weights + 8 * trained)
     free = shutil.disk_usage(out).free
     if free < needed:

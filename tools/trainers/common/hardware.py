@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from trainers.common.outcome import Exit, Stop
 from trainers.common.settings import Settings
 
-# Rows at a time by memory in GB: what fits with a model of the size that references/hardware.md names for the card.
+# (memory in GB, micro-batch): fits a model of the size that references/hardware.md names for the card.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
 OLDEST = (7, 0)
-REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # a pretend machine on this computer, whatever GPU it stands for
+REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # set on an emulated machine, which has no real GPU
 AMPERE, HOPPER = (8, 0), (9, 0)
 
 
@@ -27,7 +27,7 @@ class Plan:
 
     @property
     def cuda(self) -> bool:
-        """Return whether a GPU of CUDA or ROCm trains."""
+        """Return whether a CUDA or ROCm GPU is used."""
         return self.capability != (0, 0)
 
 
@@ -35,7 +35,7 @@ def look(settings: Settings) -> Plan:
     """Return the plan for this machine.
 
     Raises:
-        Stop: it has no GPU, another than expected, or one that PyTorch or the precision doesn't support.
+        Stop: the machine has no GPU, another GPU than expected, or one that PyTorch or the precision doesn't support.
 
     """
     import torch
@@ -56,14 +56,14 @@ def look(settings: Settings) -> Plan:
     elif not settings.cpu and REHEARSED not in os.environ:
         raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
     if settings.expect_gpu.lower() not in name.lower():
-        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent what --expect-gpu names")
+        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent the expected GPU")
     precision = arithmetic(settings.precision, capability, name)
     micro, accumulate = split_batch(settings, memory, world)
     return Plan(name, memory, capability, precision, micro, accumulate, world)
 
 
 def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
-    """Return the precision: bf16 from Ampere on, fp16 before it, fp32 on a CPU."""
+    """Return the precision: bf16 on Ampere or newer, fp16 on older GPUs, fp32 on a CPU."""
     if asked == "auto":
         return "fp32" if capability == (0, 0) else "bf16" if capability >= AMPERE else "fp16"
     if asked == "fp16" and capability == (0, 0):
@@ -74,7 +74,7 @@ def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
 
 
 def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return rows at a time and accumulation whose product over all processes is the effective batch."""
+    """Return the micro-batch and the accumulation. Their product times the processes is the effective batch."""
     if settings.batch_size % world:
         message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
         raise Stop(Exit.CONFIG, message, "choose a multiple")

@@ -1,7 +1,7 @@
-"""Several processes: started, told of signals, started again with fewer rows, and their end made one exit code.
+"""Start several processes, forward signals, restart with a smaller micro-batch, and return one exit code.
 
-torchrun and `accelerate launch` end with 1 whatever their processes end with, and a signal ends them before their
-processes have saved. So the first process stays, and the others leave notes for it in a folder.
+torchrun and `accelerate launch` exit with 1 for every exit code of their processes, and a signal ends them before
+their processes have saved. So the first process supervises, and the others leave notes for it in a folder.
 """
 
 import json
@@ -27,7 +27,7 @@ SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPE
 
 
 def start_processes(settings: Settings) -> None:
-    """Start one process for each GPU where several are to be used and none was started, and end as they end."""
+    """Start one process for each GPU if the run uses several and none was started; exit with their exit code."""
     if "WORLD_SIZE" in os.environ:
         variable = SHARDING.get(settings.sharding)
         if variable and os.environ.get(variable) != "true":
@@ -42,7 +42,7 @@ def start_processes(settings: Settings) -> None:
             say(f"one process: sharding {settings.sharding} is not used")
         return
     if os.environ.get(NOTES):
-        message = f"{number} processes were started, and this one does not know of the others"
+        message = f"{number} processes were started, but WORLD_SIZE is not set in this one"
         raise Stop(Exit.ENVIRONMENT, message, "start the script with torchrun")
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     if settings.sharding != "none":
@@ -61,12 +61,12 @@ def start_processes(settings: Settings) -> None:
             code = supervised([sys.executable, "-m", *launch], notes, with_rows(half))
     finally:
         shutil.rmtree(notes, ignore_errors=True)
-    say(f"the processes ended with exit code {code}; what they printed is above")
+    say(f"the processes ended with exit code {code}; their output is above")
     raise SystemExit(code)
 
 
 def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
-    """Run the processes to their end; return the exit code that says most."""
+    """Run the processes to their end; return the most specific exit code."""
     for old in notes.iterdir():
         old.unlink()
 
@@ -82,13 +82,13 @@ def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
 
 
 def ending(code: int, codes: list[int]) -> int:
-    """Return the exit code for the launcher's and the processes' own: a cause before its consequences."""
+    """Return one exit code for the launcher and its processes: a cause before its consequences."""
     causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
     return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
 
 
 def leave_note(name: str, value: int) -> None:
-    """Leave a number for the process that started this one, if there is one."""
+    """Leave a number for the supervising process, if this process has one."""
     if folder := os.environ.get(NOTES, ""):
         file = Path(folder) / f"{rank()}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -96,12 +96,12 @@ def leave_note(name: str, value: int) -> None:
 
 
 def read_notes(notes: Path) -> list[dict[str, int]]:
-    """Return what the processes left."""
+    """Return the notes of the processes."""
     return [json.loads(file.read_text()) for file in sorted(notes.glob("[0-9]*.json"))]
 
 
 def signal_asked() -> int:
-    """Return the signal that the process which started this one was given, 0 where there is none."""
+    """Return the signal that the supervising process received, or 0."""
     folder = os.environ.get(NOTES, "")
     try:
         return int((Path(folder) / "signal").read_text()) if folder else 0
@@ -147,14 +147,14 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop where the processes don't train together, each writing the same folder."""
+    """Raise Stop if the processes don't train together: each of them would write the same folder."""
     if actual != plan.world:
         message = f"{plan.world} processes were started, and {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
 
 
 def free_memory_retry(settings: Settings, plan: Plan) -> None:
-    """Start this command again, once, with half the rows at a time and twice the accumulation; else raise Stop."""
+    """Restart this command once, with half the micro-batch and twice the accumulation; else raise Stop."""
     fix = "lower --max-length, train with LoRA or --quantize 4bit, or rent a larger GPU"
     if plan.micro == 1 or os.environ.get(RESTARTED):
         raise Stop(Exit.MEMORY, f"out of memory with {plan.micro} rows at a time", fix)
@@ -170,7 +170,7 @@ def free_memory_retry(settings: Settings, plan: Plan) -> None:
 
 
 def with_rows(micro: int) -> list[str]:
-    """Return this command with another number of rows at a time."""
+    """Return this command with another micro-batch."""
     return [*without_flag(sys.argv, "--micro-batch"), "--micro-batch", str(micro)]
 
 

@@ -1,4 +1,4 @@
-"""Exit codes, and the one way in which a run ends early."""
+"""Exit codes, and the exception that ends a run early."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes. 75 is EX_TEMPFAIL: the same command goes on from the checkpoint that was saved."""
+    """Exit codes. 75 is EX_TEMPFAIL: the same command resumes from the saved checkpoint."""
 
     OK = 0
     CONFIG = 2
@@ -19,7 +19,7 @@ class Exit(IntEnum):
 
 
 class Stop(Exception):
-    """End the run with an exit code, one line on what is wrong and one on how to fix it."""
+    """End the run with an exit code, one line about the error and one about the fix."""
 
     def __init__(self, code: Exit, message: str, fix: str = "") -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ def say(text: str) -> None:
 
 
 def complain(stop: Stop) -> None:
-    """Print why the run ends, and the fix, where logs are read."""
+    """Print the error and the fix to stderr."""
     print(f"ERROR ({stop.code.name.lower()}): {stop.message}", file=sys.stderr, flush=True)
     if stop.fix:
         print(f"FIX: {stop.fix}", file=sys.stderr, flush=True)
 
 
 def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return what ends a run whose model can't be loaded."""
+    """Return the Stop of a run whose model can't be loaded."""
     text, names = (
         " ".join(str(error).split())[:300],
         {type(e).__name__ for e in (error, error.__cause__, error.__context__)},

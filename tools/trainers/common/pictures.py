@@ -1,4 +1,4 @@
-"""Pictures: checked, labelled, augmented the same way whenever a run resumes."""
+"""Check, label and augment pictures. A resumed run augments them the same way."""
 
 import difflib
 import io
@@ -60,7 +60,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
     """Return the names of the classes: those given, the data's, or the values themselves.
 
     Raises:
-        Stop: a value is not among them, is no label, or looks like a slip.
+        Stop: a value is not among them, is not a label, or looks like a typo.
 
     """
     if strange := [v for v in values if not isinstance(v, (int, str)) or v == ""]:
@@ -81,7 +81,7 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
 
 
 def need_no_slip(counts: Counter[Any], source: str) -> None:
-    """Raise Stop for a number far above the others, and for a rare name that is nearly a usual one."""
+    """Raise Stop if a number is far above the others, or if a rare name is almost equal to a frequent one."""
     fix = "correct the row, or name every class with --labels"
     numbers = sorted(n for n in counts if isinstance(n, int))
     if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
@@ -123,20 +123,20 @@ def load_head(settings: PictureSettings, kind: Any, names: list[str]) -> Any:
 
 
 class Epoch(Watcher):
-    """The number of the pass over the data, which augmentation depends on."""
+    """The number of the epoch, which augmentation depends on."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the pass that begins or goes on."""
+        """Record the epoch that begins or resumes."""
         self.number = int(round(state.epoch or 0, 6))
 
 
 class Pictures:
-    """Rows as the model reads them. A picture's augmentation follows from the seed, the pass and the row.
+    """Rows as the model reads them. The seed, the epoch and the row determine a picture's augmentation.
 
-    A generator that runs along would be ahead of the checkpoint, by the batches that were loaded in advance.
+    A stateful generator would be ahead of the checkpoint, by the batches that were loaded in advance.
     """
 
     def __init__(self, rows: Any, read: Any, augment: Any | None, epoch: Epoch, seed: int) -> None:
@@ -152,7 +152,7 @@ class Pictures:
 
 
 def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | None:
-    """Return what changes pictures at random, None where that is turned off."""
+    """Return the random augmentation of pictures, or None if it is turned off."""
     if not settings.augment:
         return None
     import albumentations
@@ -162,7 +162,7 @@ def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | N
 
 
 def need_rows(data: Data, least: int) -> None:
-    """Raise Stop where there are fewer rows than one step reads."""
+    """Raise Stop if the data has fewer rows than one step reads."""
     if len(data.train) < least:
         message = f"{len(data.train)} rows to train on are fewer than one step's {least}"
         raise Stop(Exit.DATA, message, "lower --batch-size, or add data")

@@ -20,7 +20,7 @@ PAUSES = (2, 8, 30)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what made the model."""
+    """Return the versions of Python and the libraries."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 
 def write_result(settings: Settings, **values: Any) -> None:
-    """Write result.json, which a sweep reads: the objective, the settings, and how the run ended."""
+    """Write result.json: the objective, the settings and the end of the run. Sweeps read this file."""
     if rank() or not Path(settings.out).is_dir():
         return
     numbers = {**(values.get("metrics") or {})}
@@ -42,10 +42,10 @@ def write_result(settings: Settings, **values: Any) -> None:
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the size and speed of a run. `tokens` is None where the method reads none."""
+    """Return the size and speed of a run. `tokens` is None if the method does not read tokens."""
     counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
     return {
-        # Two weights of 4 bits are one element.
+        # One element holds two weights of 4 bits.
         "parameters": sum(
             p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
             for p in trainer.model.parameters()
@@ -61,7 +61,7 @@ def need_push(settings: Settings) -> None:
     """Create the repo before training.
 
     Raises:
-        Stop: the token is missing or may not write there.
+        Stop: the token is missing or has no write permission.
 
     """
     if not settings.hub_model_id or rank():
@@ -107,7 +107,7 @@ def push(settings: Settings, final: Path) -> None:
 
 
 def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str, Any]) -> Path:
-    """Write the final model and its card as one folder that appears whole."""
+    """Write the final model and its card as one folder, atomically."""
     out = Path(settings.out)
     final, making = out / FINAL, out / ".saving" / FINAL
     if rank() == 0:
@@ -124,7 +124,7 @@ def save_final(trainer: Any, settings: Settings, method: str, metrics: dict[str,
 
 
 def card(settings: Settings, method: str, metrics: dict[str, Any]) -> str:
-    """Return the model card: what was trained on what, how, and with what result."""
+    """Return the model card: base model, data, metrics, versions and settings."""
     on_hub = {"base_model": settings.model, "datasets": settings.dataset}
     known = [f"{n}: {v}" for n, v in on_hub.items() if v.count("/") == 1 and not Path(v).exists()]
     front = "\n".join(["---", *known, "tags:", f"- {method}", "---"])

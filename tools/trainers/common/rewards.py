@@ -1,4 +1,4 @@
-"""Rewards for methods that generate: built-in functions, functions of a file, or a reward model."""
+"""Rewards for methods that generate: built-in functions, functions in a file, or a reward model."""
 
 import importlib.util
 import re
@@ -33,9 +33,9 @@ class OnlineSettings(GeneratingSettings):
     beta: float = option(0.0, "weight of the distance to the reference model", least=0)
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other.
+        """Raise Stop if settings contradict each other.
 
-        The set of answers is not saved. A run resumes exactly only from a step at which a new one is made.
+        The set of answers is not saved, so a run resumes exactly only from a step that generates a new set.
         """
         super().check()
         if not self.reward:
@@ -49,23 +49,23 @@ class OnlineSettings(GeneratingSettings):
 
 
 def said(completion: Any) -> str:
-    """Return the text of a completion, plain or a conversation."""
+    """Return the text of a completion, which is plain text or a conversation."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def reward_answer(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
-    """Give 1 where the completion contains the row's answer."""
+    """Return 1 for a completion that contains the row's answer, else 0."""
     return [float(str(a).strip() in said(c)) for c, a in zip(completions, answer, strict=True)]
 
 
 def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
-    r"""Give 1 where the last \boxed{} of the completion is the row's answer."""
+    r"""Return 1 for a completion whose last \boxed{} is the row's answer, else 0."""
     found = [re.findall(r"\\boxed\{([^{}]*)\}", said(c)) for c in completions]
     return [float(bool(f) and f[-1].strip() == str(a).strip()) for f, a in zip(found, answer, strict=True)]
 
 
 def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """Give the share of letters: a reward that varies, for a smoke run."""
+    """Return the share of letters: a reward that varies, for a smoke run."""
     return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
 
 
@@ -107,7 +107,7 @@ def function_of(file: Path, name: str) -> Any:
 
 
 def check_prompts(settings: GeneratingSettings, tokenizer: Any, data: Data) -> None:
-    """Raise Stop where prompts and answers together are longer than max_length."""
+    """Raise Stop if a prompt and its answer may be longer than max_length together."""
     room = settings.max_length - settings.max_completion_length
     longest = max(tokens(tokenizer, prompt) for prompt in data.train["prompt"][:2000])
     if longest > room:
@@ -116,7 +116,7 @@ def check_prompts(settings: GeneratingSettings, tokenizer: Any, data: Data) -> N
 
 
 def rollout(settings: OnlineSettings, plan: Plan) -> dict[str, Any]:
-    """Return the arguments of generation: a set of answers lasts for whole optimizer steps."""
+    """Return the arguments of generation: each set of answers serves a whole number of optimizer steps."""
     return {
         "num_generations": settings.generations,
         "max_completion_length": settings.max_completion_length,

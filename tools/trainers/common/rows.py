@@ -1,4 +1,4 @@
-"""The data: loaded, converted from the forms that people have, and checked before any weight is loaded."""
+"""Load the data, convert common formats, and check the rows before any weight is loaded."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ SHAREGPT = {
     "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
     "bard": "assistant", "bot": "assistant", "model": "assistant", "observation": "tool",
 }  # fmt: skip
-# Chat templates pass over a speaker that they don't know, without a word.
+# Chat templates silently skip a role that they don't know.
 NOT_ROLES = {"human", "prompter", "gpt", "chatgpt", "bing", "bard", "bot", "function_call", "observation"}
 
 
 @dataclass
 class Data:
-    """Rows to train on and to evaluate on, and what identifies them."""
+    """Rows to train on and to evaluate on, and their identity: count, columns and digest."""
 
     train: Any
     held_out: Any | None
@@ -41,7 +41,7 @@ def load(
     """Return the data of a run with the columns that the method reads.
 
     Raises:
-        Stop: it can't be read, is empty, or lacks columns or the split.
+        Stop: the data can't be read, is empty, or lacks columns or the split.
 
     """
     check = check or check_rows
@@ -63,7 +63,7 @@ def load(
 
 
 def digest(source: str) -> str:
-    """Return the digest of a local file, an empty string for anything else."""
+    """Return the SHA-256 digest of a local file, or an empty string for other sources."""
     path = Path(source)
     if not path.is_file():
         return ""
@@ -143,7 +143,7 @@ def read(settings: Settings, source: str, split: str) -> Any:
 
 
 def read_folder(path: Path, split: str) -> Any:
-    """Return one split of a folder: saved by datasets, COCO, or one subfolder of pictures for each class."""
+    """Return one split of a folder that datasets saved, a COCO folder, or one subfolder of pictures for each class."""
     from datasets import load_dataset, load_from_disk
 
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
@@ -199,7 +199,7 @@ def shortened(row: dict[str, Any]) -> str:
 
 
 def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
-    """Return rows in a form that the method reads, and the name of the form that they had."""
+    """Return rows in a format that the method reads, and the name of the original format."""
     has, names = set(rows.column_names), {n for group in wanted for n in group}
     pairs_too = {"prompt", "chosen", "rejected"} <= has & names
     if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
@@ -227,9 +227,9 @@ def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_whole_pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Return two conversations as the turns that they have in common and the answers; `prompt` repeats these as text.
+    """Return two conversations as their common turns and the answers; `prompt` repeats the common turns as text.
 
-    TRL joins the prompt and the answers as they are, and can't join a text and a conversation.
+    TRL concatenates the prompt and the answers, and can't concatenate a text and a conversation.
     """
     chosen, rejected = row["chosen"], row["rejected"]
     same = 0
@@ -247,7 +247,7 @@ def from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the turns up to the last of the assistant."""
+    """Return the turns before a final turn of the assistant."""
     turns = row["messages"]
     return {"prompt": turns[:-1] if turns and turns[-1]["role"] == "assistant" else turns}
 
@@ -258,7 +258,7 @@ def sample(rows: Any, most: int = LOOK) -> list[int]:
 
 
 def check_rows(rows: Any, source: str, names: set[str]) -> None:
-    """Raise Stop at the first row whose values can't be trained on."""
+    """Raise Stop at the first row with a value that the method can't train on."""
     rows = rows.select_columns(sorted(names))
     looked, ties = sample(rows), 0
     for index in looked:
@@ -271,11 +271,11 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
     if ties == len(looked):
         raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
     if ties:
-        say(f"{ties} of {len(looked)} pairs have the same answer twice, which teaches nothing")
+        say(f"{ties} of {len(looked)} pairs have the same answer twice: the model learns nothing from them")
 
 
 def why_bad(name: str, value: Any) -> str:
-    """Return what is wrong with one value, an empty string where nothing is."""
+    """Return the problem of one value, or an empty string."""
     if name == "tools":
         return "" if value is None or isinstance(value, list) else why_not_tools(value)
     if value is None or value in ("", []):
@@ -300,7 +300,7 @@ def why_bad(name: str, value: Any) -> str:
 
 
 def why_not_tools(text: Any) -> str:
-    """Return why a text is not a list of tools, an empty string where it is one."""
+    """Return why a text is not a list of tools, or an empty string."""
     try:
         return "" if isinstance(json.loads(text), list) else "not a list of tools"
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Typed settings: defaults, one file, the environment, flags; the later wins."""
+"""Read typed settings from defaults, one file, the environment and flags; the later source wins."""
 
 import argparse
 import dataclasses
@@ -26,16 +26,16 @@ def option(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its help and its limits. `several`: choices may be joined by commas."""
+    """Return a dataclass field with its help and its limits. `several` allows choices joined by commas."""
     limits = {"choices": choices, "several": several, "least": least, "most": most}
     return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
 class Checked:
-    """Settings that can be read: a dataclass whose fields come from `option`."""
+    """Base of settings: a dataclass whose fields come from `option`."""
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Settings(Checked):
     columns: str = option("", "renames, such as question=prompt,answer=completion")
     out: str = option("out", "output folder")
     steps: int = option(0, "optimizer steps; 0: epochs decide", least=0)
-    epochs: float = option(1.0, "passes over the data where steps is 0", least=0)
+    epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
     batch_size: int = option(16, "effective batch: rows of one optimizer step over all GPUs", least=1)
     micro_batch: int = option(0, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
@@ -83,7 +83,7 @@ class Settings(Checked):
     hub_public: bool = option(False, "create the repo public")
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         if not self.model:
             raise Stop(Exit.CONFIG, "model is not set", "pass --model ID_OR_FOLDER")
         if not self.dataset:
@@ -101,7 +101,7 @@ S = TypeVar("S", bound=Checked)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of every other setting."""
+    """A parser that reports errors as Stop."""
 
     def error(self, message: str) -> NoReturn:
         """Raise Stop."""
@@ -143,7 +143,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Print variables that are almost a setting's; others that begin alike may belong to somebody else."""
+    """Print variables that are almost a setting's; others with the prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)
@@ -169,7 +169,7 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 def read_file(path: Path) -> dict[str, Any]:
     """Return the settings of a YAML or JSON file, as flags and variables would give them.
 
-    A setting without a value is left at its default. A list is what commas separate, a mapping what `old=new` renames.
+    A setting without a value keeps its default. A list becomes comma-separated text, a mapping `old=new` pairs.
     """
     fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
@@ -194,7 +194,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def joined(value: Any) -> Any:
-    """Return a list or a mapping of a file as the text that a flag takes."""
+    """Return a list or a mapping as the text that a flag takes."""
     if isinstance(value, dict):
         value = [f"{old}={new}" for old, new in value.items()]
     return ",".join(str(part) for part in value) if isinstance(value, list) else value
@@ -204,7 +204,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
     """Return a value in the field's type.
 
     Raises:
-        Stop: it is not one.
+        Stop: the value does not have this type.
 
     """
     try:
@@ -221,7 +221,7 @@ def convert(name: str, kind: type, value: Any) -> Any:
 
 
 def check_limits(name: str, value: Any, limits: Any) -> None:
-    """Raise Stop where a value is not among the choices or is out of its limits."""
+    """Raise Stop if a value is not among the choices or is out of its limits."""
     choices, least, most = limits["choices"], limits["least"], limits["most"]
     words = [word.strip() for word in value.split(",")] if limits["several"] else [value]
     if choices and not set(words) <= set(choices):

@@ -17,7 +17,7 @@ WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "o
 # Two checkpoints, in seconds on a CPU.
 SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
 MODEL, DATA = "model", "data.jsonl"
-# Settings of other inputs, and of the push: a smoke run downloads nothing and uploads nothing, whoever sets them.
+# Settings of other inputs and of the push. A smoke run overrides them: it downloads and uploads nothing.
 LEFT_OUT = {
     "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
     "chat_template_from": "", "hub_model_id": "",
@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Smoke:
-    """Inputs of `--smoke`. `make` writes them into a folder; `flags` are the run's, with `{}` for that folder."""
+    """Inputs of `--smoke`. `make` writes them into a folder; `flags` of the run contain `{}` for that folder."""
 
     make: Callable[[Path], None]
     flags: tuple[str, ...]
@@ -45,9 +45,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
-    """Return a smoke run's command line, and write its inputs; another command line stays as it is.
+    """Return a smoke run's command line, and write its inputs; return any other command line unchanged.
 
-    The smoke run's inputs come last, so that `--smoke` behind a whole command tries that command on them.
+    The smoke run's inputs come last, so that `--smoke` after a complete command tries that command on them.
     """
     values = values_given(kind, words)
     if not convert("smoke", bool, values.get("smoke", False)):

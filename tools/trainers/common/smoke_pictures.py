@@ -1,4 +1,4 @@
-"""A smoke run's pictures: a red or a green square on blue, with its class and its box."""
+"""Pictures of a smoke run: a red or a green square on blue, with its class and its box."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A smoke run on texts: its rows, and a tokenizer of bytes."""
+"""Inputs of a smoke run on texts: rows, and a tokenizer of bytes."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Language models: the tokenizer's checks, the lengths of rows, and loading."""
+"""Language models: check the tokenizer and the lengths of rows, and load the model."""
 
 import json
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class TextSettings(Settings):
     max_length: int = option(2048, "tokens of a row", least=8)
     too_long: str = option("refuse", "rows longer than that", choices=("refuse", "truncate", "drop"))
     chat_template_from: str = option("", "model whose chat template to take")
-    pad_token: str = option("", "padding token where the tokenizer has none")
+    pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
     lora_dropout: float = option(0.05, "dropout of LoRA", least=0, most=0.9)
     quantize: str = option("none", "weights under LoRA", choices=("none", "4bit"))
 
     def check(self) -> None:
-        """Raise Stop where settings contradict each other."""
+        """Raise Stop if settings contradict each other."""
         super().check()
         if self.quantize != "none" and not self.lora_rank:
             raise Stop(Exit.CONFIG, "quantize 4bit needs LoRA", "set lora_rank, or quantize none")
@@ -36,7 +36,7 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
     """Return the model's tokenizer.
 
     Raises:
-        Stop: it can't be loaded, or lacks a padding token, or a chat template where rows are conversations.
+        Stop: it can't be loaded, or lacks a padding token, or lacks a chat template and rows are conversations.
 
     """
     from transformers import AutoTokenizer
@@ -66,7 +66,7 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
 
 
 def length(tokenizer: Any, row: dict[str, Any]) -> int:
-    """Return how many tokens the longest text of a row makes, each answer behind its prompt."""
+    """Return the number of tokens of a row's longest text, each answer appended to its prompt."""
     prompt = row.get("prompt")
     whole = [row[name] for name in ("text", "messages") if row.get(name) is not None]
     for name in ("completion", "chosen", "rejected"):
@@ -79,14 +79,14 @@ def length(tokenizer: Any, row: dict[str, Any]) -> int:
 
 
 def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
-    """Return how many tokens a text, or a conversation with its tools, makes."""
+    """Return the number of tokens of a text, or of a conversation with its tools."""
     if isinstance(value, list):
         value = tokenizer.apply_chat_template(value, tools=tools, tokenize=False)
     return len(tokenizer(value or "", add_special_tokens=True)["input_ids"])
 
 
 def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
-    """Refuse, drop or leave to truncation the rows that are longer than max_length."""
+    """Refuse, drop or keep for truncation the rows that are longer than max_length."""
     looked = [length(tokenizer, data.train[i]) for i in sample(data.train)]
     over, most = sum(n > settings.max_length for n in looked), max(looked)
     say(f"lengths: {most} tokens at most among {len(looked)} rows; {over} are longer than {settings.max_length}")
@@ -105,7 +105,7 @@ def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
 
 
 def dtype_of(plan: Plan, *, trained: bool) -> Any:
-    """Return the type to load weights in: float32 where they are trained, the GPU's half type where they are frozen."""
+    """Return the type to load weights in: float32 for trained weights, the GPU's half type for frozen ones."""
     import torch
 
     if trained or plan.precision == "fp32":
@@ -114,7 +114,7 @@ def dtype_of(plan: Plan, *, trained: bool) -> Any:
 
 
 def load_model(settings: TextSettings, plan: Plan, kind: Any, **more: Any) -> Any:
-    """Return the model with its weights, quantized where that is asked."""
+    """Return the model with its weights, quantized if the settings ask for it."""
     from transformers import BitsAndBytesConfig
 
     dtype = dtype_of(plan, trained=not settings.lora_rank)
@@ -145,7 +145,7 @@ def lora(settings: TextSettings, task: str = "CAUSAL_LM") -> Any:
 
 
 def has_flash_attention(plan: Plan) -> bool:
-    """Return whether packed rows can be kept apart on this machine."""
+    """Return whether this machine can keep packed rows apart in attention."""
     from importlib.util import find_spec
 
     return plan.capability >= AMPERE and find_spec("flash_attn") is not None

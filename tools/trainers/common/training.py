@@ -1,4 +1,4 @@
-"""One run from settings to result: checks, resume, training, evaluation, the final model."""
+"""Run one method from settings to result: checks, resume, training, evaluation, final model."""
 
 import contextlib
 import json
@@ -80,10 +80,10 @@ def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
 
 
 def save_whole(trainer: Any, keep: int) -> None:
-    """Make the trainer's checkpoints appear whole: written elsewhere, synced, renamed, and only then rotated.
+    """Make the trainer's checkpoints atomic: written elsewhere, synced, renamed, and only then rotated.
 
-    The Trainer writes straight into checkpoint-N. A kill inside a save leaves a folder there that ends the next
-    start, beside older ones that are good.
+    The Trainer writes directly into checkpoint-N. A kill inside a save leaves an incomplete folder there, and the
+    next start fails on it although older checkpoints are good.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -108,7 +108,7 @@ def save_whole(trainer: Any, keep: int) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
-            # The Trainer notes the best one below the folder that is renamed here.
+            # The Trainer records the best one inside the folder that is renamed here.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             put_in_place(making / name, out / name)
@@ -150,7 +150,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
 
 
 def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -> None:
-    """Attach what watches the run; check the processes and the disk."""
+    """Attach the callbacks; check the processes and the disk."""
     need_world(plan, trainer.args.world_size)
     parameters = list(trainer.model.parameters())
     weights = sum(p.numel() * p.element_size() for p in parameters)
@@ -167,7 +167,7 @@ def prepare(trainer: Any, settings: Settings, plan: Plan, watchers: list[Any]) -
 
 
 def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
-    """Return the evaluation of the model as it was before training, once for a run."""
+    """Return the evaluation of the model before training, computed once for a run."""
     file = Path(settings.out) / BASELINE
     if data.held_out is None or settings.sharding != "none":
         return {}
@@ -181,7 +181,7 @@ def baseline(trainer: Any, settings: Settings, data: Data) -> dict[str, float]:
 
 
 def need_objective(settings: Settings, before: dict[str, float]) -> None:
-    """Raise Stop where the evaluation has no such metric; the Trainer notices at the first checkpoint."""
+    """Raise Stop if the evaluation lacks the objective; the Trainer would fail only at the first checkpoint."""
     if before and settings.objective not in before:
         speed = ("_runtime", "_per_second", "_time")
         known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
@@ -230,7 +230,7 @@ def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """Load a checkpoint that has all steps of the run, and return whether it has: the Trainer would add another one."""
+    """Load the checkpoint and return True if it has all steps of the run: the Trainer would train one more step."""
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -238,12 +238,12 @@ def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
         return False
     trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
     trainer.state = state
-    say(f"{checkpoint.name} has all {state.max_steps} steps: none is added")
+    say(f"{checkpoint.name} has all {state.max_steps} steps; no step is trained")
     return True
 
 
 def peak_memory() -> float | None:
-    """Return the most GPU memory that was allocated, in GB; None on a CPU."""
+    """Return the peak of allocated GPU memory in GB, or None on a CPU."""
     import torch
 
     return round(torch.cuda.max_memory_allocated() / 1e9, 3) if torch.cuda.is_available() else None
@@ -252,7 +252,7 @@ def peak_memory() -> float | None:
 def run(
     kind: type[T], method: str, load: Callable[[T], Data], build: Callable[[T, Plan, Data], Any], smoke: Smoke
 ) -> int:
-    """Run one method with the command line's settings; return the exit code, which the starting process learns too."""
+    """Run one method with the command line's settings; return the exit code and report it to the supervisor."""
     code = 1
     try:
         code = attempt(kind, method, load, build, smoke)
@@ -314,7 +314,7 @@ def attempt(
 
 
 def no_room(settings: Settings, reporter: Reporter | None) -> int:
-    """End a run whose disk is full; what an unfinished save left there makes room for its result."""
+    """End a run whose disk is full. The files of the unfinished save are deleted to make room for the result."""
     out = Path(settings.out)
     stop = Stop(
         Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
@@ -349,7 +349,7 @@ def whole(
 
 
 def guarded(settings: Settings, plan: Plan, work: Callable[[], Exit]) -> Exit:
-    """Do the work; where memory runs out, start once again with fewer rows at a time."""
+    """Do the work; if memory runs out, restart once with a smaller micro-batch."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
+"""Read torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
 
 Each record of a `.distcp` file is an archive of torch.save, so it has CRCs, which `dcp.load` ignores.
 """
@@ -52,7 +52,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         return _metadata(source, limits)
     listing = source.beside(".metadata")
     if listing is None:
-        raise Broken("has no .metadata beside it: the save was never finished, and it can't be loaded")
+        raise Broken("has no .metadata in its folder: the save was never finished, and it can't be loaded")
     with listing:
         rows = [r for r in _metadata(listing, limits).content if r.file == source.path.name]
     found = Anatomy(NAME)

@@ -1,4 +1,4 @@
-"""GGUF: llama.cpp's single file of metadata, tensor table and (quantised) tensors, without a checksum."""
+"""Read GGUF, llama.cpp's single file of metadata, tensor table and (quantised) tensors, without a checksum."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def read(source: Source, limits: Limits) -> Anatomy:
     table = [cursor.row() for _ in range(tensors)]
     align = found.meta.get("general.alignment", 32)
     if type(align) is not int or not 8 <= align <= 1 << 20 or align & (align - 1):
-        raise Broken(f"states the impossible alignment {short(align, 30)}")
+        raise Broken(f"has the impossible alignment {short(align, 30)}")
     _place(found, table, -(-cursor.at // align) * align, align, source.size)
     _kind(found)
     tokens = found.meta.get("tokenizer.ggml.tokens")
     embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
     if isinstance(tokens, dict) and embedding is not None:
         if tokens["count"] == embedding.shape[0]:
-            found.proved.append(f"its {tokens['count']:,} tokens have an embedding each")
+            found.proved.append(f"its {tokens['count']:,} tokens all have an embedding")
         else:
             found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
     bare = sorted({t.dtype for t in found.tensors} - set(DTYPES) - set(BLOCK_SCALES))
@@ -121,11 +121,11 @@ def _kind(found: Anatomy) -> None:
     part, parts = (found.meta.get(f"split.{key}") for key in ("no", "count"))
     if isinstance(part, int) and isinstance(parts, int) and parts > 1:
         if part >= parts:
-            found.problems.append(f"states that it is part {part + 1:,} of {parts:,}")
+            found.problems.append(f"declares that it is part {part + 1:,} of {parts:,}")
             return
-        found.unproved.append(f"the other parts: it is part {part + 1:,} of {parts:,}")
+        found.unproved.append(f"the other parts, because it is part {part + 1:,} of {parts:,}")
     if not part and not isinstance(found.meta.get("general.architecture"), str):
-        found.problems.append("states no general.architecture, so it can't be run")
+        found.problems.append("has no general.architecture, so it can't be run")
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> Any:

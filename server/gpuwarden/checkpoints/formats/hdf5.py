@@ -1,7 +1,7 @@
-"""HDF5 (.h5, .hdf5), used for Keras' weights and many results: the superblock, object headers, dataset locations.
+"""Read HDF5 (.h5, .hdf5), used for Keras' weights and other results: superblock, object headers, dataset locations.
 
-Old files have no checksum; newer metadata has one per block. Compressed data is only located here; the library reads it
-at level load.
+Old files have no checksum; newer metadata has one per block. Compressed data is only located here; the HDF5 library
+reads it at level load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     """Compare the file's end with the stated one, then walk its groups."""
     at = next((a for a in (0, 512, 1024, 2048) if source.size >= a + 96 and source.at(a, 8) == _SIGNATURE), None)
     if at is None:
-        raise Broken("does not begin as an HDF5 file")
+        raise Broken("does not begin like an HDF5 file")
     walk = _Walk(source, limits, Anatomy(NAME))
     root, table = walk.superblock(at)
     if table is None:
@@ -205,7 +205,7 @@ class _Walk:
                     self.visit(_number(rows, i + 8), f"{name}/{child}".lstrip("/"), depth + 1)
 
     def leaves(self, address: int, key: int, sign: bytes, depth: int) -> Iterator[int]:
-        """Yield the addresses below a version 1 tree whose keys have `key` bytes."""
+        """Yield the addresses in a version 1 tree whose keys have `key` bytes."""
         if address == _NOWHERE:
             return
         if depth > 16 or (address in self.seen):
@@ -227,7 +227,7 @@ class _Walk:
 
     def inside(self, start: int, length: int, what: str) -> None:
         if start + length > self.end:
-            raise Broken(f"{what} needs bytes up to {start + length:,}; the file ends at {self.end:,}")
+            raise Broken(f"{what} needs bytes up to {start + length:,}, but the file ends at {self.end:,}")
 
     def dataset(self, name: str, space: bytes, kind: bytes, layout: bytes) -> None:
         """Add a dataset and check that its data, or all its chunks, are inside the file."""

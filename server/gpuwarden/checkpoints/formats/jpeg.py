@@ -1,4 +1,4 @@
-"""JPEG pictures: the markers from the first byte to the last. The format has no checksum."""
+"""Read JPEG images: the markers from the first byte to the last. The format has no checksum."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: a file with the name of a picture must be one."""
+    """Return true by name alone: a file with the name of an image must be one."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the markers. Raises Broken if the file is not exactly one picture."""
+    """Walk the markers. Raises Broken if the file is not exactly one image."""
     if source.head(2) != bytes([0xFF, _START]):
-        raise Broken("is not a JPEG picture, despite its name")
+        raise Broken("is not a JPEG image, despite its name")
     if source.size > limits.json:
-        raise Doubtful(f"has {source.size:,} bytes; pictures above {limits.json:,} are not examined")
+        raise Doubtful(f"has {source.size:,} bytes; images above {limits.json:,} are not examined")
     data, at, frames = source.at(0, source.size), 2, 0
     while True:
         if at + 2 > len(data) or data[at] != 0xFF:
@@ -43,13 +43,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if kind == _SCAN:
             marker = _MARKER.search(data, end)
             if marker is None:
-                raise Broken("ends inside the picture")
+                raise Broken("ends inside the image")
             end = marker.start()
         at = end
     if not frames:
-        raise Broken("contains no picture")
+        raise Broken("contains no image")
     if at + 2 != len(data):
-        raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the picture")
+        raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the image")
     found = Anatomy(NAME)
     found.proved.append("its markers lead from the first byte to the last")
     return found

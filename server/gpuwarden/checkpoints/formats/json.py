@@ -1,4 +1,4 @@
-"""JSON: configs, tokenizers, indexes, trainer states, manifests."""
+"""Read JSON files: configs, tokenizers, indexes, trainer states, manifests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def modest(data: bytes, limits: Limits) -> bool:
 
 
 def parse(data: bytes, found: Anatomy) -> Any:
-    """Return the value. Warn about NaN and infinity, which JSON lacks. Raises Broken for invalid JSON."""
+    """Return the value. Warn about NaN and infinity, which are not valid JSON. Raises Broken for invalid JSON."""
     odd: list[str] = []
 
     def constant(name: str) -> float:

@@ -1,4 +1,4 @@
-"""JSON lines: metrics and logs, one object per line, appended while a job runs."""
+"""Read JSON lines: metrics and logs, one object per line, appended while a job runs."""
 
 from __future__ import annotations
 

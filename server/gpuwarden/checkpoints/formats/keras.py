@@ -1,4 +1,4 @@
-"""Keras' own archive (.keras): a zip of two JSON files and the weights, an HDF5 file with a CRC."""
+"""Read Keras' own archive (.keras): a zip of two JSON files and the weights, an HDF5 file with a CRC."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _layers(found: Anatomy, config: Any) -> None:
-    """Report layers that bring their own code, which Keras would run."""
+    """Report layers that contain their own code, which Keras would run."""
     stack, named = [config], set()
     while stack:
         part = stack.pop()

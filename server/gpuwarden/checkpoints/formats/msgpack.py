@@ -1,4 +1,4 @@
-"""MessagePack, as flax writes it: maps of names to arrays, each an extension with its shape, type and bytes."""
+"""Read MessagePack files of flax: maps of names to arrays, each an extension with its shape, type and bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Walk:
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def value(self, name: str, depth: int) -> Any:
-        """Return one value: for bytes (offset, length), for an array None."""
+        """Return one value: (offset, length) for bytes, None for an array."""
         self.count += 1
         if self.count > self.limits.containers:
             raise Doubtful(f"has more than {self.limits.containers:,} values; the rest was not read", Cause.LIMIT)

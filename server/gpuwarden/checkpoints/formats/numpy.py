@@ -1,4 +1,4 @@
-"""numpy's .npy and .npz: a header in Python's notation, then the array; an .npz is a zip of such arrays with CRCs."""
+"""Read numpy's .npy and .npz: a header in Python syntax, then the array; an .npz is a zip of such arrays with CRCs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | None:
-    """Return a check that refuses to decompress that much, or None if it is within the limits."""
+    """Return None if the size is within the limits, otherwise a check that raises Doubtful."""
     most = max(limits.unpacked, limits.unpack_ratio * packed)
     if size <= most:
         return None
@@ -118,7 +118,7 @@ def _unpack(
 def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
     """Add the array to `found`. Return the offset of its data, and whether they are big-endian."""
     if head[:6] != _MAGIC or len(head) < 12:
-        raise Broken(f"{short(name, 60)} does not begin as a numpy array")
+        raise Broken(f"{short(name, 60)} does not begin like a numpy array")
     wide = 2 if head[6] == 1 else 4
     length = int.from_bytes(head[8 : 8 + wide], "little")
     start = 8 + wide + length

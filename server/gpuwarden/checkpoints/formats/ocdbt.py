@@ -1,4 +1,4 @@
-"""The database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files with neither.
+"""Read the database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files with neither.
 
 Tables are fully checked. A data file is a sequence of values, so only a recorded digest can prove it.
 """

@@ -1,6 +1,8 @@
-"""ONNX: a protobuf without a checksum. Lengths must nest exactly, and weights must have the size of their shapes.
+"""Read ONNX files: a protobuf without a checksum.
 
-Weights are raw bytes, packed numbers, or a range of another file beside the model (external data).
+Lengths must nest exactly, and weights must have the size of their shapes.
+
+Weights are raw bytes, packed numbers, or a range of another file next to the model (external data).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the model's fields, its graph's fields, and each weight; compare external data with the files beside it."""
+    """Walk the model's fields, its graph's fields, and each weight; compare external data with the files next to it."""
     found, external = walk(source)
     for location in sorted({e.location for e in external}):
         ranges = [e for e in external if e.location == location]
@@ -146,7 +148,7 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
         number = next(n for n in (_RAW, *_PACKED) if n in seen.spans)
         start, end = seen.spans[number]
         if end - start != need:
-            raise Broken(f"weight {label} has {end - start:,} bytes; its shape needs {need:,}")
+            raise Broken(f"weight {label} has {end - start:,} bytes, but its shape needs {need:,}")
         found.tensors.append(Tensor(name, dtype, shape, start, need))
     else:
         _counted(found, walker, seen, label, dtype, numel)
@@ -162,7 +164,7 @@ def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: s
             count += len(piece.translate(None, _HIGH))
     # Elements below one byte are stored two or four per number.
     if count not in (numel, -(-numel * _BITS[dtype] // 8)):
-        raise Broken(f"weight {label} has {count:,} numbers; its shape needs {numel:,}")
+        raise Broken(f"weight {label} has {count:,} numbers, but its shape needs {numel:,}")
     kind = DTYPES.get(dtype)
     if numel and kind is not None and (kind.top is not None or kind.nan is not None):
         found.unproved.append(f"that {label} is finite: its numbers are stored as integers")

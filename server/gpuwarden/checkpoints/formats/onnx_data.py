@@ -1,4 +1,4 @@
-"""External data of an ONNX model: the bytes of its weights, in a file named after the model."""
+"""Read external data of an ONNX model: the bytes of its weights, in a file named after the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Locate the weights that the model beside this file keeps in it."""
+    """Locate the weights that the model in this folder stores in this file."""
     found = Anatomy(NAME)
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")
     if model is None:
-        raise Unread("is external data of an ONNX model that is not beside it")
+        raise Unread("is external data of an ONNX model that is not in its folder")
     with model:
         _, external = onnx.walk(model)
     mine = [e for e in external if e.location == name]

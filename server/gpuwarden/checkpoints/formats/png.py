@@ -1,4 +1,4 @@
-"""PNG pictures, such as plots and samples: the signature, and the CRC of every chunk."""
+"""Read PNG images, such as plots and samples: the signature, and the CRC of every chunk."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _PIECE = 1 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: a file with the name of a picture must be one."""
+    """Return true by name alone: a file with the name of an image must be one."""
     return name.lower().endswith((".png", ".apng"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the chunks. Raises Broken if the file is not exactly one picture."""
+    """Walk the chunks. Raises Broken if the file is not exactly one image."""
     if source.head(8) != _SIGNATURE:
-        raise Broken("is not a PNG picture, despite its name")
+        raise Broken("is not a PNG image, despite its name")
     found, at, seen = Anatomy(NAME), 8, 0
     kind = b""
     while kind != b"IEND":
         head = source.at(at, 8)
         length, kind = int.from_bytes(head[:4], "big"), head[4:]
         if seen == 0 and (kind != b"IHDR" or length != 13):
-            raise Broken("does not begin with a picture's header")
+            raise Broken("does not begin with an image header")
         crc, end = 0, at + 8 + length
         for part in range(at + 4, end, _PIECE):
             crc = zlib.crc32(source.at(part, min(_PIECE, end - part)), crc)
@@ -38,6 +38,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
         if seen > limits.members:
             raise Broken(f"has more than {limits.members:,} parts")
     if at != source.size:
-        raise Doubtful(f"{source.size - at:,} bytes follow the end of the picture")
+        raise Doubtful(f"{source.size - at:,} bytes follow the end of the image")
     found.proved.append(f"the CRC of all {seen:,} parts matches")
     return found

@@ -1,4 +1,4 @@
-"""safetensors: an 8-byte length, a JSON header, then the tensors, without any checksum."""
+"""Read safetensors: an 8-byte length, a JSON header, then the tensors, without any checksum."""
 
 from __future__ import annotations
 

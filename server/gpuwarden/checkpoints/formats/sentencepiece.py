@@ -1,4 +1,4 @@
-"""SentencePiece's tokenizer models: a protobuf of pieces with their scores, without a checksum."""
+"""Read SentencePiece's tokenizer models: a protobuf of pieces with their scores, without a checksum."""
 
 from __future__ import annotations
 

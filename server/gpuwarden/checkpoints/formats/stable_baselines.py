@@ -1,4 +1,4 @@
-"""Stable-Baselines3's archives (.zip): JSON with pickled settings, and torch archives, each judged separately."""
+"""Read Stable-Baselines3's archives (.zip): JSON with pickled settings, and torch archives, each judged separately."""
 
 from __future__ import annotations
 

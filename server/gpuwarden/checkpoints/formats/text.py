@@ -1,4 +1,4 @@
-"""Plain text: logs, notes, tables, configs. The only possible check is that it is UTF-8."""
+"""Read plain text: logs, notes, tables, configs. The only possible check is that the text is UTF-8."""
 
 from __future__ import annotations
 

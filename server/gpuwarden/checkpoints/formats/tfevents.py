@@ -1,4 +1,4 @@
-"""TensorBoard's event files: records framed by lengths and CRC-32C, appended while a job runs."""
+"""Read TensorBoard's event files: records framed by lengths and CRC-32C, appended while a job runs."""
 
 from __future__ import annotations
 

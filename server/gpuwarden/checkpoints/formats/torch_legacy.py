@@ -1,4 +1,4 @@
-"""torch.save's format before zip: small pickles, the object, then the storages, without any checksum.
+"""Read torch.save's format before zip: small pickles, the object, then the storages, without any checksum.
 
 Plain pickles are read here too. A file with one of torch's names may come from any other program, so it counts as
 damaged only if its bytes show that torch wrote it.

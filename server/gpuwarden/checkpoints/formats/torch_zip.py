@@ -1,4 +1,4 @@
-"""torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is read but never run.
+"""Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is never run.
 
 TorchScript and torch.package write archives with the same names. The former contain tensors like torch.save's and a
 program, the latter Python modules: neither can be loaded without running its code, so both remain doubtful.
@@ -54,7 +54,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     _sums(found, source, inside, script)
     order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
     if order not in (b"little", b"big"):
-        raise Broken(f"states the unknown byte order {short(order, 20)}")
+        raise Broken(f"has the unknown byte order {short(order, 20)}")
     found.big_endian = order == b"big"
     data = zips.read(source, inside["data.pkl"], limits.pickle)
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()

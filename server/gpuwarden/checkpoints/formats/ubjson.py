@@ -1,4 +1,4 @@
-"""Universal Binary JSON, the format of XGBoost's models (.ubj): typed arrays of big-endian numbers inside objects."""
+"""Read Universal Binary JSON, the format of XGBoost's models (.ubj): typed arrays of big-endian numbers in objects."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if isinstance(params, dict) and isinstance(trees, list):
         stated = params.get("num_trees")
         if str(stated) == str(len(trees)):
-            found.proved.append(f"has the {len(trees):,} trees that it states")
+            found.proved.append(f"has the {len(trees):,} declared trees")
         else:
-            found.refute(f"states {short(stated, 20)} trees, but has {len(trees):,}", Cause.CONTRADICTION)
+            found.refute(f"declares {short(stated, 20)} trees, but has {len(trees):,}", Cause.CONTRADICTION)
     return found
 
 

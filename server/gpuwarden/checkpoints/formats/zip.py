@@ -1,5 +1,4 @@
-"""Plain zip archives of results: every member's CRC is checked, within limits and without extraction, but not its
-content.
+"""Read plain zip archives of results: every member's CRC is checked within limits, but not its content.
 
 An archive whose members may be weights remains unknown. Formats that are zip archives with other endings take
 precedence.

@@ -1,4 +1,4 @@
-"""A PEFT adapter: the weights must have all tensors that the config implies, none of them empty."""
+"""Judge a PEFT adapter: the weights must have all tensors that the config implies, and none may be empty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LITERAL = re.compile(r"[\w.-]+")
 _HEADS = frozenset({"classifier", "score"})
 _CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
 
-# Limit for pairwise comparisons; no honest adapter has more.
+# Limit for pairwise comparisons; no legitimate adapter has more.
 _MOST_ROLES = 1_000
 _DEEPEST = 24
 
@@ -34,7 +34,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that config and weights exist, and that the weights have everything in the config."""
+    """Check that config and weights exist, and that the weights have all tensors that the config requires."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -107,7 +107,7 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
 
 
 def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
-    """Report names that the config adapts and the weights lack, unless they are excluded or saved whole."""
+    """Report modules that the config adapts and the weights lack, unless they are excluded or fully saved."""
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
@@ -115,11 +115,11 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
-        said.problems.append(f"modules that the config adapts but the weights lack: {some(map(short, bare))}")
+        said.problems.append(f"the weights lack modules that the config adapts: {some(map(short, bare))}")
 
 
 def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
-    """Report modules that lack a tensor which the same module in another layer has."""
+    """Report modules without a tensor that the same module has in another layer."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
@@ -154,8 +154,8 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         lacking, ordered = sorted(every - layers), sorted(every)
         if not lacking:
             continue
-        # Layers of another kind have modules that these lack, such as attention beside convolutions. Experts often
-        # begin after some dense layers.
+        # Layers of another kind have other modules, such as attention or convolutions. Experts often begin after some
+        # dense layers.
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
         line = f"{short(stem + name)}: layer {some(lacking)} has none, unlike the others"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
@@ -210,7 +210,7 @@ def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
 
 
 def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) -> None:
-    """Report modules that the config saves whole and the weights lack."""
+    """Report modules in the config's `modules_to_save` that are missing from the weights."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
         said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
@@ -222,7 +222,7 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
     if config.get("peft_type") == "VERA" and config.get("save_projection") is True:
         lacking += [n for n in ("vera_A", "vera_B") if not any(f".{n}" in t for t in tensors)]
     if lacking:
-        said.problems.append(f"modules that the config saves whole but the weights lack: {some(map(short, lacking))}")
+        said.problems.append(f"the weights lack modules in modules_to_save: {some(map(short, lacking))}")
 
 
 def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:

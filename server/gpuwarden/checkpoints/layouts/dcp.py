@@ -1,4 +1,4 @@
-"""A folder of torch.distributed.checkpoint: every file in its metadata must exist."""
+"""Judge a folder of torch.distributed.checkpoint: every file in its metadata must exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     else:
         said.proved.append(f"all {len(files):,} files of .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # An optimizer alone belongs to the checkpoint around it; the layout of stepped folders judges a step in the name.
+    # An optimizer alone belongs to the surrounding checkpoint; the layout of stepped folders judges a step in the name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None

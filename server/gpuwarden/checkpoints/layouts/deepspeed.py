@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: `latest` names a folder in which every rank has saved its part.
+"""Judge a folder of DeepSpeed ZeRO: `latest` names a subfolder in which every rank has saved its part.
 
 The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3 they have no
 weights: each rank's optimizer states have its share, as 32-bit floats. DeepSpeed's own converter (zero_to_fp32.py)
@@ -83,7 +83,7 @@ class _Parts:
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with the ranks' parts, or with `latest` beside such folders."""
+    """Return true for a folder with the ranks' parts, or with `latest` next to such folders."""
     return any(_RANK.fullmatch(n) or _MODEL.fullmatch(n) for n in folder.files) or (
         "latest" in folder.files and any(n.startswith("global_step") for n in folder.folders)
     )

@@ -1,4 +1,4 @@
-"""A GGUF model in parts: each part states its number, the number of parts, and the total number of tensors."""
+"""Judge a GGUF model in parts: each part has its number, the number of parts, and the total number of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the statements of each model's parts with each other and with their names."""
+    """Compare the numbers in each model's parts with each other and with the files' names."""
     said = Judgement(NAME, folder.rel)
     models: dict[tuple[str, int], dict[int, str]] = {}
     for name in folder.files:

@@ -1,4 +1,4 @@
-"""A transformers model: config.json, the tensors beside it and the tokenizer must describe the same architecture."""
+"""Judge a transformers model: config.json, the tensors and the tokenizer must describe the same architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "model"
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
 _EXPERT = re.compile(r"(?P<layer>.*\bexperts\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
-# Only save_pretrained writes these, always beside a config.
+# Only save_pretrained writes these, always together with a config.
 _BESIDE = ("generation_config.json",)
 
 
@@ -25,7 +25,7 @@ def claims(folder: Folder) -> bool:
 
 
 def weights(folder: Folder) -> list[str]:
-    """Return the names of the files with the model's weights; if both kinds exist, safetensors, as in loaders."""
+    """Return the names of the files with the model's weights; if both kinds exist, only the safetensors files."""
     names = sorted(n for n in folder.files if _WEIGHTS.fullmatch(n))
     return [n for n in names if n.endswith(".safetensors")] or names
 
@@ -43,7 +43,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
-        said.problems.append("the weights have no tensor")
+        said.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
         # A config is missing if a file that accompanies it exists, or if sibling models have one.
         beside = [n for n in _BESIDE if n in folder.files]
@@ -70,7 +70,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
     """Check that each layer has the config's number of experts, all with the same tensors.
 
-    transformers 5 merges experts when it loads, so `build_child.py` does not know their names in the file.
+    transformers 5 merges experts when it loads, so `build_child.py` can't check their names in the file.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for match in map(_EXPERT.fullmatch, tensors):

@@ -1,4 +1,4 @@
-"""An orbax checkpoint: the commit must be recorded, and the database in the metadata must exist."""
+"""Judge an orbax checkpoint: the commit must be recorded, and the database in the metadata must exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in shards: the index maps tensors to files, and loaders do not verify it."""
+"""Judge a model in shards: the index maps tensors to files, and loaders do not verify the index."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _both_ways(
     for what, names in (
         ("lists tensors that no shard has", [t for t in table if t not in held]),
         ("does not list tensors that the shards have", [t for t in held if t not in table]),
-        ("puts tensors into the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
+        ("assigns tensors to the wrong shard", [t for t, s in table.items() if held.get(t, s) != s]),
         ("has shards with the same tensor twice", twice),
     ):
         if names:

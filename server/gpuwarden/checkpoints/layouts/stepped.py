@@ -1,4 +1,4 @@
-"""A checkpoint folder with its step in its name: the name and the trainer's state must agree."""
+"""Judge a checkpoint folder with its step in its name: the name and the trainer's state must agree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
     if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
-        # Written by save_model and save_state after the training: final weights and log, beside the checkpoints.
+        # Written by save_model and save_state after the training: final weights and log, next to the checkpoints.
         said.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         return said
@@ -118,7 +118,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
     elif not siblings and folder.files.keys() & _MODEL_CONFIGS and folder.path.name.startswith("checkpoint-"):
-        said.doubts.append(f"{stopped}, or another program saved it")
+        said.doubts.append(f"{stopped}, or another program saved the folder")
     states = [j for j in (state_file.of_file(e, found) for e in inside) if j is not None]
     for state in states:
         said.resume += state.resume

@@ -1,4 +1,4 @@
-"""A folder of files that each contain a whole training state: the file with the highest step is judged."""
+"""Judge a folder of files with complete training states by the file with the highest step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Judge the file with the highest step; without such a file, return an empty judgement."""
+    """Check the file with the highest step; return an empty judgement if there is none."""
     entries = (found[folder.join(n)] for n in sorted(folder.files) if n.endswith(_FILES))
     made = [j for j in (of_entry(e, found) for e in entries if e is not None) if j is not None]
     return max(made, key=lambda j: (j.step or 0, not j.problems, not j.resume), default=Judgement(NAME, folder.rel))

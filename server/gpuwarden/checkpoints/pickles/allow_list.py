@@ -1,8 +1,8 @@
 """The names that a pickle may use without a doubt: values, calls with arguments of known types, plain objects.
 
-All other names are unknown. The lists are closed: names are compared whole, and a name with a dot, which protocol 4
-resolves through attributes, is on none of them. A function that calls or imports its arguments is allowed only with
-arguments that can't be called or imported.
+All other names are unknown. The lists are closed: full names are compared, and no list has a name with a dot, which
+protocol 4 resolves through attributes. A function that calls or imports its arguments is allowed only with arguments
+that can't be called or imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OTHER = (
 _REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
 _TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")})
 
-# Named but never called: types and constants that are arguments of the calls below.
+# Named but never called: types and constants that are arguments of the following calls.
 _VALUES: _Names = {
     "torch": frozenset(
         {
@@ -239,7 +239,7 @@ _SEQUENCES = frozenset({("builtins", "list"), ("builtins", "set"), ("collections
 @dataclass(frozen=True)
 class Names:
     """The names that one kind of file may use. `records` are classes that are made by `__new__` without arguments and
-    then get attributes; `enums` are called with one plain value; `tuples` take a tuple as their state; `values` are
+    then get attributes; `enums` are called with one plain value; `tuples` have a tuple as their state; `values` are
     never called.
     """
 
@@ -304,7 +304,7 @@ class Names:
         return "" if fits else f"changes a {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return why adding elements is not known to be harmless, since a class may override it; "" if it is."""
+        """Return why adding elements may run code (a class can override the method); "" if it can't."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""

@@ -1,4 +1,4 @@
-"""Names with which pickles are known to run code, access files or reach the network: they refute a file.
+"""List the names with which pickles are known to run code, access files or reach the network. They refute a file.
 
 The list only decides how severely a name is reported: a name on no list is a doubt.
 """
@@ -9,7 +9,7 @@ import _compat_pickle
 
 from gpuwarden.checkpoints.pickles.nodes import Global
 
-# Every name of these modules, and of those below them.
+# Every name in these modules and their submodules.
 _WHOLE = """
 IPython _aix_support _ctypes _osx_support _pickle _posixsubprocess _pyrepl aiohttp antigravity asyncio atexit bdb
 cProfile cffi code codeop commands compileall ctypes dill distutils doctest ensurepip fileinput ftplib gc idlelib

@@ -34,7 +34,7 @@ class Call:
     new: bool = False
 
     def __repr__(self) -> str:
-        """Return the name alone: arguments may be enormous, or contain the call itself."""
+        """Return only the name: arguments may be enormous, or contain the call itself."""
         return f"a call of {self.func}" if isinstance(self.func, Global) else "a call"
 
 
@@ -45,7 +45,7 @@ class Persistent:
     pid: Any
 
     def __repr__(self) -> str:
-        """Return no part of the reference, which may contain anything."""
+        """Return a text without any part of the reference, because the reference may contain anything."""
         return "a reference"
 
 

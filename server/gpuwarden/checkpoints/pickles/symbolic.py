@@ -77,7 +77,7 @@ class Machine:
             except (IndexError, struct.error, UnicodeDecodeError, OverflowError) as why:
                 raise Broken(f"its pickle is invalid near byte {self.at:,}: {type(why).__name__}") from why
         if len(self.stack) != 1:
-            raise Broken(f"its pickle leaves {len(self.stack):,} values instead of one")
+            raise Broken(f"its pickle leaves {len(self.stack):,} values on its stack instead of one")
         self.tree.root, self.tree.end = self.stack[0], self.at
         return self.tree
 
@@ -220,7 +220,7 @@ class Machine:
             raise Broken("its pickle has an invalid number") from why
 
     def drop(self) -> None:
-        """Follow POP: drop the top value, or the mark."""
+        """Follow POP: remove the top value or the mark."""
         if self.marks and self.marks[-1] == len(self.stack):
             self.marks.pop()
         else:
@@ -295,7 +295,7 @@ class Machine:
         self.marks.append(len(self.stack))
 
     def extension(self) -> None:
-        """Follow EXT: a name from a registry that only the reading program knows."""
+        """Follow EXT: a name from a registry that only the reading program has."""
         raise Doubtful("its pickle refers to a registry number, which hides the function that it would call")
 
     def buffer(self) -> None:

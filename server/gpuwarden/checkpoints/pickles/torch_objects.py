@@ -216,7 +216,7 @@ class _Frame:
 
 
 def walk(root: Any) -> Iterator[tuple[str, Ref]]:
-    """Yield every tensor below `root` with its path, without recursion; a shared container counts once."""
+    """Yield every tensor under `root` with its path, without recursion; a shared container counts once."""
     stack = [_Frame(iter([("", root)]), path="")]
     seen: set[int] = set()
     while stack:

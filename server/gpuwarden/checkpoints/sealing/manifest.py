@@ -1,6 +1,6 @@
 """Manifests: the files of a checkpoint with digests, written when it is saved, so that every copy can be proven.
 
-Inside a folder the manifest is `gpuwarden-manifest.json`; beside a single file it is `<file>.gpuwarden-manifest.json`.
+Inside a folder the manifest is `gpuwarden-manifest.json`; next to a single file it is `<file>.gpuwarden-manifest.json`.
 It detects damage, but not an attacker who rewrites both the files and the manifest. Standard library only.
 """
 
@@ -23,9 +23,8 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""Digest over the digests of the upload parts of a large file, with which an artifact store's object is checked from
-its headers. Files of one part have none.
-"""
+"""Digest over the digests of a large file's upload parts. It is compared with the headers of an artifact store's
+object. Files of one part have none."""
 
 
 def beside(path: Path) -> Path:
@@ -34,7 +33,7 @@ def beside(path: Path) -> Path:
 
 
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
-    """Take a manifest of a file, or of all files below a folder, in the shape of `core.models.Manifest`.
+    """Take a manifest of a file, or of all files in a folder, in the shape of `core.models.Manifest`.
 
     Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes meanwhile.
     """
@@ -67,7 +66,7 @@ def _artifact(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def write(path: Path, manifest: dict[str, Any]) -> Path:
-    """Write the manifest of `path` beside it, atomically, and flush it to the disk."""
+    """Write the manifest of `path` next to it, atomically, and flush it to the disk."""
     target = beside(path)
     draft = target.with_name(f".tmp-{os.getpid()}-{target.name}")
     with draft.open("w", encoding="utf-8") as out:
@@ -93,7 +92,7 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
 
 
 def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
-    """Return relative path -> size and digests, for the entries of the manifest below `under`.
+    """Return relative path -> size and digests, for the manifest's entries in `under`.
 
     An entry equal to `under` gets the file's own name. The leading slash of absolute paths is ignored.
     """

@@ -1,4 +1,4 @@
-"""Save checkpoints so that a kill at any moment leaves the previous one whole; load the newest whole one.
+"""Save checkpoints so that a kill at any moment leaves the previous one whole, and load the newest whole checkpoint.
 
 For training scripts. One file, standard library only (`save` and `load_latest` use torch for states), Python 3.8 or
 later: import it, or paste it into a script.

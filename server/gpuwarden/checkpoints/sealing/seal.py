@@ -1,11 +1,11 @@
 """Detect finished checkpoints and record their digests at once, before their bytes can change.
 
 A checkpoint is finished if it has not changed for `quiet_s` seconds and its structure is whole; one that is saved by an
-atomic rename is whole from the start. Standard library only: the runner ships it and runs it beside the job (see
+atomic rename is whole from the start. Standard library only: the runner ships it and runs it alongside the job (see
 `archive.py`), at the lowest priority that the machine offers.
 
 With a log, the digests go there and the outputs stay unchanged: an additional file in a checkpoint would break the
-`rmtree` of a trainer that rotates its checkpoints. Without a log, a manifest is written beside each checkpoint.
+`rmtree` of a trainer that rotates its checkpoints. Without a log, a manifest is written next to each checkpoint.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpuwarden.checkpoints.tree import Folder, walk
 class Sealer:
     """Examine a folder of outputs, or one file, repeatedly; `look` is one examination.
 
-    `digests` are those to record; with a `key`, each line of the log is signed. The last states are kept in memory
-    only: after a restart, all unsealed files are examined again.
+    `digests` are the kinds of digests to record; with a `key`, each line of the log is signed. The last states are kept
+    in memory only: after a restart, all unsealed files are examined again.
     """
 
     root: Path
@@ -133,7 +133,10 @@ def _state_of(path: Path) -> object:
 
 
 def lowest_priority() -> None:
-    """Set the lowest CPU priority, below the training. The disk priority is set from outside, with `ionice -c3`."""
+    """Set the lowest CPU priority, lower than that of the training.
+
+    The disk priority is set from outside, with `ionice -c3`.
+    """
     if hasattr(os, "nice"):
         try:
             os.nice(19)

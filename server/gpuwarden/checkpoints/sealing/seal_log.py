@@ -56,7 +56,7 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
 
 
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
-    """Append a manifest of files below `base`, signed if a key is given.
+    """Append a manifest of files in `base`, signed if a key is given.
 
     Return false, without appending, if a file was written to in the meantime; the next examination retries.
     """
@@ -85,7 +85,7 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return real path -> the line of its latest seal; empty without a log. With a key, only lines signed with it."""
+    """Return the line of the latest seal of each real path; {} without a log. A key selects its lines."""
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -114,7 +114,7 @@ def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return the sealed sizes and digests of the files below a path, except those of files that changed since."""
+    """Return the sealed sizes and digests of the files under a path, except those of files that changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

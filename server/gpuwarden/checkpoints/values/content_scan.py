@@ -1,7 +1,7 @@
 """Read a file once for its digests, the format's CRCs, and a search for NaN and infinity.
 
 Each block is read into a buffer that stays in the processor's cache, and every watch processes it there before the next
-block is read. Memory is bounded, whatever the size. Several threads may share a large file: it is split into segments,
+block is read. Memory is bounded for any file size. Several threads may share a large file: it is split into segments,
 whose CRCs can be joined. Digests can't be joined, so one thread computes them from end to end while the others scan.
 """
 

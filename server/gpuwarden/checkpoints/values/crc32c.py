@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), which the standard library lacks. Too slow for weights; used for frames and tables."""
+"""Compute CRC-32C (Castagnoli), which the standard library lacks. Too slow for weights; used for frames and tables."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Tensor, short, some
 from gpuwarden.checkpoints.safe_file import Source
 
-# File name endings of weights, of known and of other programs.
+# File name endings of weights from known and other programs.
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
     ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
@@ -44,7 +44,7 @@ def disguised(head: bytes, size: int) -> bool:
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true for a picture, a table or a log by name, unless its bytes or its size contradict the name."""
+    """Return true for an image, a table or a log by name, unless its bytes or its size contradict the name."""
     return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 
@@ -75,7 +75,10 @@ def _constant(source: Source, t: Tensor) -> bool:
 
 
 def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
-    """Return pairs of tensors with equal bytes in different places. Tensors that share bytes are tied, not copies."""
+    """Return pairs of tensors with equal bytes at different positions.
+
+    Tensors that share bytes are tied, not copies.
+    """
     known: dict[tuple[object, ...], Tensor] = {}
     found = []
     for t in tensors:

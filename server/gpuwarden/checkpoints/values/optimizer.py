@@ -1,4 +1,4 @@
-"""Check that a torch optimizer's state belongs to the model beside it: parameters, moments, shapes and step.
+"""Check that a torch optimizer's state belongs to the model in its folder: parameters, moments, shapes and step.
 
 A resume silently accepts any state of the right length, even with the moments of other weights. Standard library only.
 """
@@ -169,7 +169,7 @@ def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) ->
         top = 0 if big_endian else width - 1
         for at in range(0, t.extent, max(_PIECE, -(-t.extent // max(1, each // _PIECE)) // width * width)):
             data = source.at(t.start + at, min(_PIECE, t.extent - at))
-            # The sign bit and a bit of the exponent, since negative zero is not below zero.
+            # The sign bit and a bit of the exponent, because negative zero is not less than zero.
             if _BELOW.search(data[top::width]):
                 found.append(t.name)
                 break

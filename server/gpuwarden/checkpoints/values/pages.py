@@ -36,7 +36,7 @@ class PageMarks:
     start: int
     end: int
     line: int = -1
-    found: list[Any] = field(default_factory=list)  # arrays of two words a page
+    found: list[Any] = field(default_factory=list)  # arrays of two words per page
     at: int = -1
     carry: bytes = b""
 
@@ -241,7 +241,7 @@ class _Look:
             size = min(2 * size, _PIECE)
 
     def blank_after(self, place: int) -> int:
-        """Return the end of the zeros from `place` on."""
+        """Return the end of the zeros that start at `place`."""
         for at, piece in self.pieces(place):
             if piece.count(0) != len(piece):
                 return at + len(piece) - len(piece.lstrip(b"\0"))

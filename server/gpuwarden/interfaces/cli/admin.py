@@ -40,7 +40,7 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     """Add the server and the guard to the agents' clients.
 
-    It shows the lines that it adds to each file and asks. Without a terminal, nothing is written unless --yes is given.
+    It shows the lines that it adds to each file and asks. Without a terminal, nothing is written without --yes.
     Clients: claude, codex, gemini, cursor, vscode, zed; by default all that are installed.
     """
     from gpuwarden.config import load_config

@@ -1,7 +1,7 @@
 """Ask the user at a terminal for approval.
 
 The prompt is written to the terminal itself (`/dev/tty`), not to standard input, so a pipe can't answer it. A program
-with a pseudo-terminal can: set a PIN (`gpuwarden approve --set-pin`) that no program knows.
+with a pseudo-terminal can answer it, so set a PIN (`gpuwarden approve --set-pin`) that no program has access to.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Terminal:
         self.writer = writer
 
     def say(self, text: str) -> None:
-        """Print text without control sequences, so that foreign text can't move the cursor."""
+        """Print text without control sequences, so that text from other programs can't move the cursor."""
         self.writer.write(plain(text) + "\n")
         self.writer.flush()
 
@@ -256,7 +256,7 @@ def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
 
 
 def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
-    """Return the digest of a spending and the facts shown for it.
+    """Return the digest of a spending and of the facts shown for it.
 
     The receipt's own digest omits automatic teardown and a price that has risen since.
     """
@@ -279,11 +279,13 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         raise BadRequest("a fan-out rents further machines within its own budget", "Leave --relaunch-budget out.")
     if decided != NOTHING and (issued.job is not None or receipt_used(ctx.ledger, receipt)):
         given = "--auto-teardown" if order else "--relaunch-budget"
-        raise Conflict("the job is already accepted, so its end and relaunch can't be set now", f"Leave {given} out.")
+        raise Conflict(
+            "the job is already accepted, so its teardown and relaunch can't be set now", f"Leave {given} out."
+        )
     if budget is not None and (issued.worst_cost is None or budget < issued.worst_cost):
         worst = usd(issued.worst_cost)
         raise BadRequest(
-            f"one relaunch may cost {worst}, so a budget of {usd(budget)} allows none", f"Pass {worst} or more."
+            f"one relaunch may cost {worst}, so a budget of {usd(budget)} does not allow any", f"Pass {worst} or more."
         )
     warn(ctx, terminal)
     for text in spending_facts(issued, order or ordered_by(ctx, receipt)):
@@ -293,7 +295,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         terminal.say(f"  After the job has succeeded and all its outputs are proven here, {order} its machine without")
         terminal.say(f"  asking again, {minutes} minutes after an alert. gpuwarden hold JOB cancels this.")
     if budget is not None:
-        terminal.say("  If the platform takes its machine permanently, rent another at this price or below without")
+        terminal.say("  If the platform permanently reclaims its machine, rent another at this price or below without")
         terminal.say(f"  asking again, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
@@ -335,10 +337,13 @@ def grant_spending(
 
 
 async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
-    """Ask whether a script may be rehearsed on this machine. Raises NotFound, or Refused if the answer is no."""
+    """Ask the user whether a script may be rehearsed on this machine.
+
+    Raises NotFound, or Refused if the answer is no.
+    """
     asked = asked_for(ctx, ticket)
     if allowed(ctx, asked.digest):
-        return Result(message="This script is already allowed to be rehearsed here.", next=(do(Action.REHEARSE),))
+        return Result(message="This script may already be rehearsed here.", next=(do(Action.REHEARSE),))
     warn(ctx, terminal)
     terminal.say(
         f"rehearse the script {asked.name} on this machine: {asked.script_bytes:,} bytes, {asked.script_digest}"
@@ -366,7 +371,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
 
 
 async def ask_consent(ctx: Context, spec: JobSpec) -> None:
-    """Ask for the consent that a rehearsal needs; without a terminal, do nothing and let the rehearsal refuse."""
+    """Ask for the consent that a rehearsal needs. Without a terminal, do nothing: the rehearsal will refuse."""
     if "terminal" not in ctx.policy.approval.channels or not has_terminal():
         return
     try:
@@ -382,12 +387,12 @@ def held(job_id: str, effect: Objection) -> Result:
         message = f"Automatic teardown does not apply to {job_id}; its machine ends only with the user's approval."
         return Result(code=effect, message=message)
     if effect is Objection.TOO_LATE:
-        message = f"Too late: the call that ends the machine of {job_id} was already approved or sent. "
+        message = f"Too late: the call to end the machine of {job_id} was already approved or sent. "
         message += "Automatic teardown sends no further call."
         follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)
         return Result(ok=False, code=effect, message=message, next=(follow,))
     again = do(Action.TEARDOWN, "to request its teardown", job_id=job_id)
-    message = f"The machine of {job_id} stays, and bills, until the user approves its teardown."
+    message = f"The machine of {job_id} keeps running, and is billed, until the user approves its teardown."
     return Result(code=effect, message=message, next=(again,))
 
 

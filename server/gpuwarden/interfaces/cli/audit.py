@@ -77,10 +77,10 @@ def check(file: Path, as_json: bool) -> int:
         return answer(Result(ok=False, code="broken", message=text, hint=hint), as_json, "message")
     if (
         opening and last and (first := json.loads(opening)["seq"]) != 1
-    ):  # if the front was cut off, the first remaining line may have been changed too
+    ):  # if the beginning was cut off, the first remaining line may have been changed too
         text = f"{file} begins with event {first}: earlier events are missing, and that event can't be verified. "
         text += f"Events {first + 1} to {last.seq}, hash {last.hash}, are unchanged."
         hint = "Prepend the earlier part of the export, then check both together."
         return answer(Result(ok=False, code="incomplete", message=text, hint=hint), as_json, "message")
-    text = f"{file} is whole up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
+    text = f"{file} is intact up to event {last.seq}, hash {last.hash}." if last else f"{file} has no event."
     return answer(Result(message=text), as_json, "message")

@@ -36,7 +36,7 @@ EXITS = {"unknown": 2, "bad_request": 2}
 
 
 class GroupedCommands(click.Group):
-    """A group whose help lists the commands by the module that defines them, in the order of that module."""
+    """A group whose help lists the commands by module, in the order in which each module defines them."""
 
     rooms: ClassVar[dict[str, str]] = {}
     """The heading of each module, by its name. `interfaces/cli/main.py` fills it."""
@@ -88,7 +88,7 @@ def emit(body: dict[str, Any]) -> None:
 
 
 def redacted(body: Any) -> Any:
-    """Return a JSON body without secrets: those of this shell, and those that jobs got from other shells."""
+    """Return a JSON body without secrets: neither those of this shell nor those that jobs got from other shells."""
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import WardenError
     from gpuwarden.core.sanitize import scrubbed, secret_values
@@ -129,7 +129,7 @@ def open_context(actor: str = "cli") -> Context:
 
 @dataclass
 class _Run:
-    """One run of the command line: its open context, and whether its output `named` every open approval."""
+    """One run of the command line: its open context, and whether its output already `named` every open approval."""
 
     ctx: Context | None = None
     named: bool = False
@@ -150,7 +150,7 @@ _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 
 
 def tell_what_waits() -> None:
-    """End a command's output at a terminal with the open approvals, even if the command opened no ledger."""
+    """End a command's output at a terminal with the open approvals, even if the command did not open the ledger."""
     if _RUN.named or not sys.stdout.isatty():
         return
     from gpuwarden.config import load_config

@@ -48,9 +48,9 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code that approves on that page; PAGE is shown there.",
+    help="Show a one-time code that approves on the web page; PAGE is shown on that page.",
 )
-@click.option("--set-pin", is_flag=True, help="Choose a PIN that every approval at a terminal asks for.")
+@click.option("--set-pin", is_flag=True, help="Choose a PIN, required for every approval at a terminal.")
 @click.option("--without-proof", is_flag=True, help="Accept losing unverified files. You have to type the job's name.")
 @click.option(
     "--auto-teardown",
@@ -63,7 +63,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     type=click.FloatRange(min=0, min_open=True, max=1_000_000),
     default=None,
     metavar="USD",
-    help="With a spending: rent further machines for this job if its machine is taken, up to this total.",
+    help="With a spending: rent further machines for this job if its machine is reclaimed, up to this total.",
 )
 @JSON
 @runs_async
@@ -112,7 +112,10 @@ async def approve(
 @JSON
 @runs_async
 async def hold(job_id: str, as_json: bool) -> int:
-    """Cancel automatic teardown and self-stop. The reply shows whether the machine stays, or it is too late."""
+    """Cancel automatic teardown and self-stop.
+
+    The reply shows whether the machine is held, or whether it was too late.
+    """
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.leases.parking import hold as cancel_self_stop
     from gpuwarden.lifecycle.teardown.orders import object_to
@@ -138,7 +141,7 @@ async def instances(as_json: bool) -> int:
 @cli.command()
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H100 or L40S.")
 @click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
-@click.option("--interruptible", is_flag=True, help="Cheaper machines that the platform may take back.")
+@click.option("--interruptible", is_flag=True, help="Cheaper machines that the platform may reclaim.")
 @click.option("--durable-storage", is_flag=True, help="With storage that survives teardown.")
 @click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform; may be given again.")
 @JSON
@@ -148,8 +151,8 @@ async def offers(
 ) -> int:
     """Compare the price of a GPU on every configured platform.
 
-    Shows price, capacity and the storage that survives a stop, the cheapest first. A platform that does not answer is
-    listed as unknown. Nothing is rented or reserved.
+    It shows the price, the capacity and the storage that survives a stop, the cheapest platform first. A platform that
+    does not answer is listed as unknown. Nothing is rented or reserved.
     """
     from gpuwarden.core.models import Resources
     from gpuwarden.interfaces import results

@@ -62,7 +62,7 @@ PIPED = 160
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal, or wide enough to break no name if the output is a pipe or a file."""
+    """Return a console as wide as the terminal; if the output is a pipe or a file, wide enough not to break names."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=PIPED if piped else None)
 
@@ -164,7 +164,7 @@ def rehearsal(reply: RehearsalReply) -> None:
 
 
 def nodes(reply: NodesReply) -> None:
-    """Print the answer of each check of several nodes with its details, and the variables for every rank."""
+    """Print the result of each check of several nodes with its details, and the variables for every rank."""
     colors = {"yes": "green", "no": "red", "unknown": "yellow", "note": "dim"}
     for check, found in reply.checks.items():
         out.print(f"[{colors[found]}]{found:8}[/]{check.replace('_', ' ')}")
@@ -292,7 +292,7 @@ def _diagnoses(rows: list[DiagnosisReply]) -> None:
 
 
 def diagnosed(reply: DiagnoseReply) -> None:
-    """Print how the run of a log ended, and the entries that match."""
+    """Print how the run in a log ended, and the matching entries."""
     failure = reply.failure
     raised = failure.exception
     where = f"{raised.package} {raised.version}".strip() if raised else ""
@@ -466,7 +466,7 @@ def watched(reply: WatchReply) -> None:
 
 
 def standing(reply: WatchReply) -> None:
-    """Print a whole round: new alerts, then older open ones."""
+    """Print a full round: new alerts, then older open ones."""
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
@@ -476,7 +476,7 @@ def standing(reply: WatchReply) -> None:
 
 
 def history(rows: list[dict[str, Any]]) -> None:
-    """Print the ledger's events as a timeline; the reason is below the event."""
+    """Print the ledger's events as a timeline, each reason under its event."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in (f"when ({zone()})", "subject"):
         table.add_column(head, no_wrap=True)
@@ -505,7 +505,7 @@ def rules(rows: list[dict[str, Any]], *, full: bool) -> None:
 
 
 def found(reply: SearchReply) -> None:
-    """Print the hits of a search."""
+    """Print the results of a search."""
     _skew(reply.skew)
     for hit in reply.hits:
         out.print(f"[bold]{shown(hit.id)}[/] {shown(hit.title)} [dim]({shown(hit.why)})[/]")
@@ -574,7 +574,7 @@ def platforms(titles: dict[str, str]) -> None:
         if not name.startswith("rehearsal/"):
             table.add_row(f"[bold]{shown(name)}[/]", shown(title))
     if any(name.startswith("rehearsal/") for name in titles):
-        table.add_row("[bold]rehearsal/NAME[/]", "Any rented platform, simulated on this machine with pretend money")
+        table.add_row("[bold]rehearsal/NAME[/]", "Any rented platform, simulated on this machine with simulated costs")
     out.print(table)
     out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one.")
 

@@ -1,7 +1,7 @@
-"""The demo: the whole life of one training job on a rehearsal of a rented platform.
+"""The demo: the full life of one training job on a rehearsal of a rented platform.
 
-The processes, files, digests and refusals are real and come from the same use cases that the tools and commands call.
-Only the money is pretend. The demo uses a separate folder, policy and ledger.
+The processes, files, digests and refusals are real and come from the use cases that the tools and commands call. Only
+the costs are simulated. The demo uses a separate folder, policy and ledger.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Story = Callable[[Path, Stage], Awaitable[dict[str, Any]]]
 
 
 async def play(story: Story, *, as_json: bool, keep: Path | None) -> int:
-    """Play a whole story and return the exit code. With `as_json` the last line is one JSON object."""
+    """Play the full demo and return the exit code. With `as_json` the last line is one JSON object."""
     stage = Stage(Console(highlight=False, stderr=as_json), quiet=as_json and not os.isatty(2))
     with _folder(keep) as home:
         try:
@@ -109,18 +109,18 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
-    """Play one job's whole life: refused, accepted, interrupted, resumed, proven, approved, gone."""
+    """Play one job's full life: refused, accepted, interrupted, resumed, proven, approved, gone."""
     # The demo's script is part of gpuwarden, so it may run without a sandbox; the demo reports that.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
     ctx = Context(Ledger(home / "ledger.db", clock, "demo"), policy, clock, home, {})
-    # The cloud follows the platform's profile, and interrupts the machine at a known step.
+    # The simulated cloud follows the platform's profile, and interrupts the machine at a known step.
     settings = Settings(boot_s=0.8, stop_s=0.3, resume_s=1.0, time_scale=60 * MINUTES_PER_SECOND, settle_s=0.3)
     faults = Faults(faults=(Fault(kind="preempt", step=INTERRUPTED_AT),))
     profile = ctx.profile(PLATFORM)
     Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings, faults=faults)
-    stage.say(f"[dim]platform {PLATFORM}, pretend money: 1 s of real time is {MINUTES_PER_SECOND} min on the meter[/]")
+    stage.say(f"[dim]platform {PLATFORM}, simulated costs: 1 s of real time is billed as {MINUTES_PER_SECOND} min[/]")
     await say_sandbox(stage)
     refused, job = await _submit_jobs(ctx, stage)
     job = await _watch_training(ctx, stage, job)
@@ -132,7 +132,7 @@ async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
 
 
 async def say_sandbox(stage: Stage) -> None:
-    """Print how the demo's own script is confined on this machine."""
+    """Print how the demo's script is confined on this machine."""
     sandbox = await to_thread.run_sync(detect)
     if sandbox.kind is not Kind.NONE:
         stage.say(f"[dim]its job runs in a sandbox on this machine: {escape(sandbox.kind)}[/]")
@@ -266,7 +266,7 @@ async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[Pul
     pulled = await pull(ctx, job.id)
     size = sum(f.size for f in pulled.received.files)
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
-    stage.say(f"according to its log, also pulled, it resumed at step {', '.join(map(str, _resumed(pulled)))}")
+    stage.say(f"the pulled log shows that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
 
     stage.act("One byte of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
@@ -329,9 +329,7 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
 
 def _bill(ctx: Context, stage: Stage, job: JobRecord, view: TeardownView) -> None:
     stage.act("The bill and the ledger")
-    stage.say(
-        f"cost {usd(view.lease.cost)} of pretend money for the machine from start to end; {ctx.ledger.count()} events"
-    )
+    stage.say(f"simulated cost {usd(view.lease.cost)} for the machine from start to end; {ctx.ledger.count()} events")
     if stage.quiet:
         return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 3))

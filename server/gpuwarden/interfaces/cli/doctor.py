@@ -49,7 +49,7 @@ class CheckedReply(BaseModel):
 
 
 class LedgerReply(Result):
-    """Result of a check of the whole ledger. `first_broken` is the number of the first invalid event."""
+    """Result of a check of the full ledger. `first_broken` is the number of the first invalid event."""
 
     path: str
     events: int
@@ -64,7 +64,10 @@ class DoctorReply(WarnedReply):
 
 
 async def examine_ledger() -> LedgerReply:
-    """Verify the ledger's whole hash chain and the tables derived from it. Raises LedgerError without a ledger."""
+    """Verify the ledger's full hash chain and the tables derived from the events.
+
+    Raises LedgerError without a ledger.
+    """
     ctx = open_context("doctor")
     found = await to_thread.run_sync(audit, ctx.ledger)
     reply = LedgerReply(path=str(ctx.ledger.path), events=ctx.ledger.count())
@@ -79,7 +82,7 @@ async def examine_ledger() -> LedgerReply:
         names = ", ".join(found.differs)
         reply = reply.model_copy(update={"ok": False, "message": f"The table {names} does not match the events."})
     if reply.ok:
-        return reply.model_copy(update={"message": f"The chain of {counted(reply.events, 'event')} is whole."})
+        return reply.model_copy(update={"message": f"The chain of {counted(reply.events, 'event')} is intact."})
     return reply.model_copy(update={"code": "ledger_damaged", "next": steps(doubt.hint if doubt else _RESTORE)})
 
 
@@ -95,10 +98,10 @@ _RESTORE: Final = (
 
 
 def _watch(config: Config) -> CheckedReply:
-    """Check that a watch runs: without one, automatic teardown does not happen and no alert is sent."""
+    """Check that a watch runs: without a watch, automatic teardown does not happen and no alert is sent."""
     found, needed = watch_service.runs(config.home), config.policy.teardown.automatic != "off"
     ok = found.leads or found.installed or not needed
-    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown needs one"))
+    return CheckedReply(what="watch", ok=ok, found=str(found) + ("" if ok else "; automatic teardown needs a watch"))
 
 
 async def examine() -> DoctorReply:
@@ -171,11 +174,11 @@ PROGRAMS = (
 
 
 def in_short_unless_secret(path: str, value: object) -> str:
-    """Format a value of the policy; for the PIN's hash and a webhook's address, only whether it is set.
+    """Format a value of the policy. For the PIN's hash and a webhook's URL, show only whether it is set.
 
     A weak approval channel is marked as such.
     """
-    if path.endswith(("pin_hash", "_url")):  # the address of a webhook is as secret as its key
+    if path.endswith(("pin_hash", "_url")):  # the URL of a webhook is as secret as its key
         return "set" if value else "not set"
     if isinstance(value, tuple):
         value = tuple(f"{name} (weak: a script can answer it)" if name in WEAK else name for name in value)
@@ -223,7 +226,7 @@ def other_servers(config: Config) -> list[str]:
 
 
 def _sandbox(policy: Policy) -> CheckedReply:
-    """Check which sandbox confines local jobs, and which gaps it has."""
+    """Check which sandbox confines local jobs, and its gaps."""
     found = detect()
     if found.kind is Kind.NONE:
         then = "jobs run without one, as the policy allows" if policy.local.unsandboxed else "no job runs here"
@@ -235,13 +238,16 @@ def _sandbox(policy: Policy) -> CheckedReply:
 
 
 OPEN = {
-    Kind.LANDLOCK: "it does not block UDP, nor Unix sockets that have a path",
+    Kind.LANDLOCK: "it blocks neither UDP nor Unix sockets with a path",
     Kind.SANDBOX_EXEC: "gpuwarden's tests have never run it",
 }
 
 
 def plugin_rows() -> list[CheckedReply]:
-    """Load every plug-in. Return a row with counts, and one for each that is broken or comes from another package."""
+    """Load every plug-in.
+
+    Return a row with counts, and a row for each plug-in that is broken or comes from another package.
+    """
     from gpuwarden.backends.base import BACKENDS
     from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
     from gpuwarden.providers.base import PROVIDERS

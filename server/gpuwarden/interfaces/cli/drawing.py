@@ -43,7 +43,7 @@ def span(seconds: float | None) -> str:
 
 
 def sparkline(values: list[float], width: int = CURVE) -> str:
-    """Return a curve as a row of blocks, each the mean of a part of the values."""
+    """Return a curve as a row of block characters, each for the mean of some consecutive values."""
     if len(values) < 2:
         return ""
     width = min(width, len(values))
@@ -95,7 +95,7 @@ def billing_now(reply: StatusReply) -> str:
 
 
 def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines below a job's state: progress, time, cost, curve and proof."""
+    """Return the lines under a job's state: progress, time, cost, curve and proof."""
     lines = []
     if reply.started_at is not None:
         left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""

@@ -23,10 +23,12 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 @click.option("--batch-size", "batch", type=click.IntRange(1), help="Rows per pass on one GPU.")
 @click.option("--max-length", "length", type=click.IntRange(1), help="Maximum tokens per row.")
 @click.option("--checkpointing/--no-checkpointing", default=None, help="Whether activations are recomputed.")
-@click.option("--packed/--padded", "packed", default=None, help="Whether all rows have that length, as with packing.")
+@click.option(
+    "--packed/--padded", "packed", default=None, help="Whether all rows have the maximum length, as with packing."
+)
 @click.option("--rank", type=click.IntRange(1), help="Rank of the adapters.")
 @click.option("--optim", "optimizer", metavar="NAME", help="Such as adamw, adafactor, paged_adamw_8bit, galore_adamw.")
-@click.option("--zero", type=click.IntRange(0, 3), help="Stage of ZeRO; 3 is FSDP's full shard.")
+@click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage; 3 is the same as full sharding with FSDP.")
 @click.option("--steps", "max_steps", type=click.IntRange(1), help="Optimizer steps, to estimate the time.")
 @JSON
 @runs_async
@@ -34,7 +36,8 @@ async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, 
     """Estimate the memory and time of a run, without a GPU.
 
     WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings before a
-    script override its own; all words after it go to the script. Exit code 1: it fits on none of the named GPUs.
+    script override the script's settings; all words after the script go to the script. Exit code 1: the run fits on
+    none of the named GPUs.
     """
     from gpuwarden.interfaces.results.estimate import estimated
     from gpuwarden.lifecycle.submission.estimating import estimate as use_case

@@ -26,19 +26,23 @@ FOLLOW_S: Final = 5.0
 @click.option("--on", "platform", default=None, help="Platform; see `gpuwarden profiles`.")
 @click.option("--grid", "axes", multiple=True, metavar="NAME=A,B", help="An axis; repeat it for more.")
 @click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each with seed 0 to N - 1.")
-@click.option("--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw settings, --trials of them.")
+@click.option(
+    "--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw random settings; --trials is their number."
+)
 @click.option("--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose, --trials times.")
 @click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of draws.")
 @click.option("--maximize", is_flag=True, help="A higher objective is better.")
 @click.option("--weigh", default="", metavar="NAME", help="The setting that a cell's cost scales with.")
-@click.option("--max-machines", type=click.IntRange(1, 256), default=None, help="At the same time; default 1.")
-@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Budget; no launch exceeds it.")
+@click.option("--max-machines", type=click.IntRange(1, 256), default=None, help="Machines at the same time; default 1.")
+@click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Total budget; no launch exceeds it.")
 @click.option("--tries", type=click.IntRange(1, 20), default=3, show_default=True, help="Attempts per cell.")
 @click.option("--name", default=None, help="Short name; by default the script's.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A variable to pass as a secret.")
 @click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload.")
-@click.option("--output", "outputs", multiple=True, metavar="PATH", help="An output of each cell, in its own folder.")
+@click.option(
+    "--output", "outputs", multiple=True, metavar="PATH", help="An output of each cell, in the cell's folder."
+)
 @click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit of one cell.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time of one cell.")
 @click.option("--gpu", default=None, help="GPU name.")
@@ -46,11 +50,11 @@ FOLLOW_S: Final = 5.0
 @click.option("--interruptible", is_flag=True, help="Cheaper; a new machine continues the open cells.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machines.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--receipt", default=None, help="From a checking call, to launch exactly this plan.")
-@click.option("--follow", is_flag=True, help="Advance it until it is done.")
+@click.option("--receipt", default=None, help="Receipt of a dry run, to launch exactly that plan.")
+@click.option("--follow", is_flag=True, help="Advance the fan-out until it is done.")
 @click.option("--end", is_flag=True, help="With an id: launch nothing more. Running cells continue.")
 @click.option("--resume", is_flag=True, help="With an id: continue, with new limits if given; see --cells.")
-@click.option("--cells", default="", metavar="0,3,7-9", help="With --resume: only these, by their index.")
+@click.option("--cells", default="", metavar="0,3,7-9", help="With --resume: only the cells with these indices.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="With an id: an SVG image.")
 @JSON
 @runs_async

@@ -52,9 +52,11 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
     type=click.Choice(["day", "platform", "project", "person", "job"]),
     default="day",
     show_default=True,
-    help="One row for each.",
+    help="Group the costs by this key.",
 )
-@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="How far back, from today.")
+@click.option(
+    "--days", type=click.IntRange(1, 366), default=30, show_default=True, help="The period, counted back from today."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @JSON
 @runs_async

@@ -39,7 +39,9 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
 )
-@click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder below this one to upload.")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload, in the working directory."
+)
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="An output to keep, relative to the working folder."
 )
@@ -57,8 +59,8 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
-@click.option("--interruptible", is_flag=True, help="Cheaper; resumes from its last checkpoint.")
-@click.option("--durable-storage", is_flag=True, help="Ask for the tier that survives teardown.")
+@click.option("--interruptible", is_flag=True, help="Cheaper, may be interrupted; resumes from its last checkpoint.")
+@click.option("--durable-storage", is_flag=True, help="Request the storage tier that survives teardown.")
 @click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machine.")
 @click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
 @click.option(
@@ -70,7 +72,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--namespace", default=None, help="Organization on Hugging Face that the job runs in and is billed to.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
 @click.option("--rehearse", is_flag=True, help="First run the script's first step on this machine.")
-@click.option("--receipt", default=None, help="From a checking call; alone it launches the checked job.")
+@click.option("--receipt", default=None, help="Receipt of a dry run; alone it launches the checked job.")
 @JSON
 @runs_async
 async def submit(
@@ -231,7 +233,7 @@ async def resume(job_id: str, as_json: bool) -> int:
     "--dest",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Folder to copy into; by default gpuwarden's own.",
+    help="Folder to copy into; by default a gpuwarden folder.",
 )
 @click.option("--also", multiple=True, metavar="PATH", help="An additional remote path to add to the outputs.")
 @JSON
@@ -249,7 +251,12 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
 
 @cli.command()
 @click.argument("what")
-@click.option("--level", type=LEVELS, default=None, help="Default: load here, content remotely, structure on the Hub.")
+@click.option(
+    "--level",
+    type=LEVELS,
+    default=None,
+    help="Default: load for local files, content on a machine, structure on the Hub.",
+)
 @click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
 @click.option(
     "--where",
@@ -258,15 +265,15 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
     show_default=True,
     help="Which copy of a job's outputs to verify.",
 )
-@click.option("--no-limits", is_flag=True, help="Lift the limits on how much of a file is read.")
+@click.option("--no-limits", is_flag=True, help="Remove the limits on how much of a file is read.")
 @JSON
 @runs_async
 async def verify(what: str, level: str | None, against: str | None, where: Any, no_limits: bool, as_json: bool) -> int:
     """Prove that a checkpoint is complete and loads.
 
     WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job, the pulled copy is verified. If no copy
-    is pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
-    and the result is marked as the machine's claim. Exit code 0: proven, 1: refuted, 2: inconclusive.
+    was pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
+    and the result is marked as a claim of the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
     Each file is read up to fixed limits of headers, opcodes, tensors and unpacked bytes; beyond them the verdict is
     inconclusive.

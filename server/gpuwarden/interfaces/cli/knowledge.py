@@ -32,7 +32,7 @@ def knowledge_check(months: int, as_json: bool) -> int:
 
 @knowledge.command()
 @click.option("--job", "job_id", help="A failed job; its log and its later success are the evidence.")
-@click.option("--succeeded", help="The job that then worked; by default the next one of that name or script.")
+@click.option("--succeeded", help="The later job that succeeded; by default the next one with that name or script.")
 @click.option("--page", help="Page of the entry, such as training/oom-memory.md; optional with --job.")
 @click.option("--title", default="", help="The failure in a few words.")
 @click.option("--symptom", default="", help="The visible symptom.")
@@ -40,7 +40,7 @@ def knowledge_check(months: int, as_json: bool) -> int:
 @click.option("--fix", default="", help="The change that fixed it.")
 @click.option("--scope", multiple=True, help="Such as torch; may be given again.")
 @click.option("--source", multiple=True, help="https address; may be given again.")
-@click.option("--line", "lines", multiple=True, help="A log line that showed it; may be given again.")
+@click.option("--line", "lines", multiple=True, help="A log line of the failure; may be given again.")
 @click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
 @click.option("--reproduced", is_flag=True, help="The failure was reproduced.")
 @click.option("--mechanistic", is_flag=True, help="Alternatively, a mechanism explains it.")
@@ -81,7 +81,7 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
 def notes(context: click.Context, as_json: bool) -> int:
     """Show and set notes on your own setup; no secrets.
 
-    Such as host and folder of your machines, the tracker, the place of a key.
+    Examples: the host and folder of your machines, the tracker, the location of a key.
     """
     from gpuwarden.interfaces.cli.notes_service import show
 
@@ -102,7 +102,7 @@ def notes_path() -> int:
 @click.argument("value")
 @JSON
 def notes_set(key: str, value: str, as_json: bool) -> int:
-    """Set the note KEY, such as platforms.box.host, to VALUE. For a key, note its place: $NAME or a path."""
+    """Set the note KEY, such as platforms.box.host, to VALUE. For a secret key, store its location: $NAME or a path."""
     from gpuwarden.interfaces.cli.notes_service import note
 
     return answer(note(open_context(), key, value), as_json, "notes")

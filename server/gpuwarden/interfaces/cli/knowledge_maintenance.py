@@ -35,7 +35,7 @@ class IssuesReply(Result):
 
 
 class DraftReply(Result):
-    """A draft of an entry for a page, and the ids of entries that already explain its lines."""
+    """A draft of an entry for a page, and the ids of entries that already explain the same log lines."""
 
     page: str
     text: str
@@ -43,10 +43,10 @@ class DraftReply(Result):
 
 
 class LessonReply(DraftReply):
-    """The evidence of a failed job, with the draft of an entry made from it. Foreign text is fenced.
+    """The evidence of a failed job, with the draft of an entry made from it. Untrusted text is fenced.
 
-    `complete`: the draft is a whole entry. `missing`: the criteria that it does not meet. `doubts`: the gaps in the
-    evidence.
+    `complete`: the draft is a complete entry. `missing`: the criteria that the draft does not meet. `doubts`: the gaps
+    in the evidence.
     """
 
     complete: bool
@@ -81,7 +81,7 @@ def check_references(today: date, months: int) -> IssuesReply:
 def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
     """Return the evidence of a job and a draft made from it, without writing any file.
 
-    The draft is a whole entry if title, symptom, cause, fix and source are given and all criteria are met.
+    The draft is a complete entry if title, symptom, cause, fix and source are given and all criteria are met.
     """
     bar = replace(bar, reproduced=bar.reproduced or bool(lesson.again))
     catalogue, given = shipped(), {key: value for key, value in fields.items() if value}

@@ -1,4 +1,5 @@
-"""The command line, for users and scripts: the same terms as the tools. Heavy imports happen inside the commands.
+"""The command line, for users and scripts. It uses the same terms as the tools. Heavy imports happen inside the
+commands.
 
 With `--json` every command prints exactly one JSON object. An error prints `{"ok": false, "code", "message", "hint"}`
 and exits non-zero. Exit codes: 0 done or proven, 1 refused, refuted or failed, 2 wrong usage or inconclusive.

@@ -13,14 +13,18 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 @cli.command()
 @click.argument("job_id")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every point as CSV.")
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write an event file to it.")
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write a TensorBoard event file to this folder.",
+)
 @click.option("--trackio", metavar="PROJECT", help="Log every step into this trackio project.")
 @JSON
 @runs_async
 async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: str | None, as_json: bool) -> int:
     """Show the metrics that a job reported, or export them.
 
-    Reports that are still on the machine are fetched first, if it answers.
+    Reports that are still on the machine are fetched first, if the machine responds.
     """
     from gpuwarden.core.errors import BadRequest, WardenError
     from gpuwarden.interfaces import results

@@ -29,8 +29,12 @@ def nodes() -> None:
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable that the job will have.")
 @click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first with torch.")
 @click.option("--command", "words", default="", metavar="COMMAND", help="The command that each node will run.")
-@click.option("--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all; 0 for none.")
-@click.option("--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds that ranks wait.")
+@click.option(
+    "--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all nodes; 0 for none."
+)
+@click.option(
+    "--within", "within_s", type=click.IntRange(5, 600), default=30, help="Seconds for which ranks wait for each other."
+)
 @JSON
 @runs_async
 async def check(
@@ -45,9 +49,10 @@ async def check(
 ) -> int:
     """Check that a job can run on several nodes together.
 
-    HOST is a host of your SSH configuration, or `local`; ranks meet at the first one. The command checks the fabric
-    manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command. It also
-    sums some megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a check was inconclusive.
+    HOST is a host from your SSH configuration, or `local`; the first host is the rendezvous. The command checks the
+    fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command. It
+    also runs an all-reduce of some megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a
+    check was inconclusive.
     """
     import shlex
 

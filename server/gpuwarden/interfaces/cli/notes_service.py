@@ -56,9 +56,9 @@ def complaints(ctx: Context, notes: Notes) -> list[str]:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
             continue
         if (told.host or told.scratch) and profile.meter.metered:
-            found.append(f"platforms.{name}: host and scratch apply only to your own machines; {name} is rented.")
+            found.append(f"platforms.{name}: host and scratch apply only to machines that you own; {name} is rented.")
         elif told.host and (profile.backend == "local" or profile.id == "ssh"):
-            found.append(f"platforms.{name}: host has no effect: it is this machine, or the alias in the name.")
+            found.append(f"platforms.{name}: host has no effect: it is this machine, or given by the platform's name.")
     return found
 
 

@@ -1,9 +1,10 @@
-"""The demo of a night: a laptop is shut at 18:00, and after 8:00 a job's files are proven here and its machine ends.
+"""The overnight demo: a laptop is shut at 18:00; after 8:00 a job's files are proven and its machine is terminated.
 
-The job has automatic teardown, an artifact store and self-stop. A second job has none of them: its user is asked at
-9:00, and the demo compares both bills. The clock is a file that the demo sets forward. The processes, uploads, files,
-proofs, notices and bills are real and come from the use cases that the tools and the watch call. While the laptop is
-shut, the demo calls none of them: it reads the simulated machines directly, which no user of a real cloud can do.
+The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked about
+it at 9:00, and the demo compares both bills. The clock is a file that the demo sets forward. The processes, uploads,
+files, proofs, notices and bills are real and come from the use cases that the tools and the watch call. While the
+laptop is shut, the demo calls no use case: it reads the simulated machines directly, which is impossible on a real
+cloud.
 """
 
 from __future__ import annotations
@@ -53,19 +54,21 @@ EVENING, MORNING, ASKED = 18, 8, 9
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.08"
-"""Slow enough that both jobs still train when the clock is set forward: an idle machine stops itself soon after."""
+"""Slow enough that both jobs still train when the clock is set forward; an idle machine would soon stop itself.
+"""
 REPO: Final = "you/night-run"
 PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
 """Seconds between two rounds of the watch in the morning; after a longer gap it announces the teardown again."""
 LOOK_AGAIN: Final = 200
-"""Polls after which the clock is set forward again, in case a machine started counting after the last time."""
+"""Polls after which the clock is set forward again, in case a machine began to count after the last change.
+"""
 MOST_LOOKS: Final = 3000
 """Polls before the demo gives up: minutes, to allow for a busy computer."""
 
 
 class SetForward(ShiftedClock):
-    """A shifted clock that this process advances by writing its file."""
+    """A shifted clock. This process advances it by writing the clock's file."""
 
     def advance(self, seconds: float) -> None:
         """Advance the clock by `seconds` for every process that reads the file."""
@@ -77,7 +80,7 @@ class SetForward(ShiftedClock):
 
 @dataclass
 class Night:
-    """One night: its clock, cloud and artifact store, and the time of each first observation."""
+    """One night: its clock, simulated cloud and artifact store, and the time of each first observation."""
 
     ctx: Context
     clock: SetForward
@@ -116,7 +119,7 @@ class Night:
         raise WardenError(f"the demo's night has not ended ({what}): this machine is busy", "Run it once more.")
 
     def truth(self, job: JobRecord) -> Truth:
-        """Return the true state of a job's machine, which only the rehearsal's cloud knows."""
+        """Return the true state of a job's machine, as only the rehearsal's simulated cloud can report it."""
         machine = _machine(self, job).instance_id or ""
         return self.cloud.truths()[machine]
 
@@ -150,7 +153,7 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         profile, root = ctx.profile(PLATFORM), home / "providers" / "rehearsal"
         cloud = Cloud(root / profile.id, profile, clock, settings=Settings(boot_s=0.2, stop_s=0.1, settle_s=0.1))
         night = Night(ctx, clock, stage, cloud, hub, datetime.fromtimestamp(clock.now()).astimezone())
-        stage.say(f"[dim]platform {PLATFORM}, pretend money and hours, a Hub on this computer[/]")
+        stage.say(f"[dim]platform {PLATFORM}, simulated costs and hours, a Hub on this computer[/]")
         stage.say("[dim]the processes, files, uploads and proofs are real[/]")
         await say_sandbox(stage)
         ordered, second = await _evening(night)
@@ -231,7 +234,7 @@ async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     commit = repo.commit_of("main") if repo else None
     stored = [ref for path, ref in (commit.files if commit else {}).items() if f"/{ordered.id}/" in f"/{path}"]
     size = sum(ref.size for ref in stored)
-    night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, their list last")
+    night.first("kept", f"ordered: uploaded {len(stored)} files, {size:,} bytes, the manifest last")
     night.clock.advance(PARK_MINUTES * 60 + 1)
     off = InstanceState.STOPPED
     await night.comes(lambda: night.truth(ordered).state is off, "the machine stops itself", PARK_MINUTES * 60.0)
@@ -247,7 +250,7 @@ def _folder(job: JobRecord) -> Path:
 
 
 def _reported(file: Path) -> str:
-    """Return the state in a file that a runner writes; empty if the file does not exist yet."""
+    """Return the state in a runner's status file; empty if the file does not exist yet."""
     try:
         return str(json.loads(file.read_bytes())["state"])
     except (OSError, ValueError, KeyError):
@@ -266,7 +269,7 @@ def _succeeded(job: JobRecord) -> bool:
 
 
 async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
-    """Open the laptop and run the watch until the first machine is gone and the second job's files are proven."""
+    """Open the laptop, and run the watch until the first machine is gone and the second job's files are proven."""
     ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
     stage.act(f"{MORNING}:00 The laptop wakes, and the watch runs")
     for _ in range(MOST_LOOKS):
@@ -326,7 +329,7 @@ async def _asked(night: Night, second: JobRecord) -> None:
 
 
 def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any]:
-    """Print both bills, and return them with `ok`: whether every result is the expected one."""
+    """Print both bills, and return them with `ok`: whether every result is as expected."""
     ctx, stage = night.ctx, night.stage
     stage.act("The two bills")
     bills = {job.spec.name: _bill(night, job) for job in (ordered, second)}
@@ -342,7 +345,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
     # A busy computer makes the night longer by seconds, which cost cents.
     stage.say(
-        f"[bold]{usd(round(saved))}[/] less of pretend money for the same proven files; {ctx.ledger.count()} events"
+        f"[bold]{usd(round(saved))}[/] less in simulated costs for the same proven files; {ctx.ledger.count()} events"
     )
     granted = [e.data.channel for e in ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())

@@ -31,14 +31,17 @@ from gpuwarden.lifecycle.teardown.gate import proceed
 
 
 def takes_codes(ctx: Context) -> bool:
-    """Return whether the policy allows codes. A code is an approval at a terminal, so it needs that channel too."""
+    """Return whether the policy allows codes.
+
+    A code is an approval at a terminal, so the terminal channel must be allowed too.
+    """
     return {"terminal", "page"} <= set(ctx.policy.approval.channels)
 
 
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
-    """Ask the user at a terminal about a ticket, and show a code for one page there.
+    """Ask the user at a terminal about a ticket, and show a code for one page on that terminal.
 
-    `session` is the mark of the browser session, which the page shows. Raises NotFound, Conflict, or Refused.
+    `session` is the mark of the browser session; the page shows it. Raises NotFound, Conflict, or Refused.
     """
     if not takes_codes(ctx):
         raise Refused("the policy does not allow codes on the page", "See approval.channels in gpuwarden doctor.")
@@ -60,7 +63,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
 async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
     """Return the facts of a ticket or receipt, one per line, and their digest.
 
-    Raises Conflict if it does not wait for approval, Refused if proof is missing.
+    Raises Conflict if the ticket does not wait for approval, Refused if proof is missing.
     """
     if ticket.startswith("r"):
         issued = open_spending(ctx, ticket)

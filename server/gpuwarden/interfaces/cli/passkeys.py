@@ -20,7 +20,7 @@ def passkey() -> None:
 async def add(name: str, person: str, as_json: bool) -> int:
     """Show a code that registers one passkey on the page, valid for five minutes.
 
-    It asks the user at a terminal, and for the PIN if one is set. The code appears only on that terminal.
+    It asks the user at a terminal, and for the PIN if a PIN is set. The code appears only on that terminal.
     """
     from gpuwarden.core.errors import Refused
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user

@@ -1,4 +1,4 @@
-"""Show the policy in force, and put another file in force, which needs the user at a terminal."""
+"""Show the policy in force, and put another policy file in force. The latter needs the user at a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
-    """The policy file in force and its values. `since`: the time when this text of the file was recorded."""
+    """The policy file in force and its values. `since`: the time when the file's present text was recorded."""
 
     file: str
     exists: bool
@@ -61,7 +61,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
 
 
 async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
-    """Ask on a given terminal. The PIN is that of the policy in force, so that a file can't supply its own."""
+    """Ask on a given terminal. The PIN is that of the policy in force, so that a file can't supply its own PIN."""
     file = absolute(path)
     policy, digest = read_policy(file)
     before = load_config(ctx.env)

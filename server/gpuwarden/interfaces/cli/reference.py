@@ -18,7 +18,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, emit, open_context,
 def history(subject: str | None, as_json: bool) -> int:
     """Show the ledger's events.
 
-    SUBJECT is a job (its leases and teardowns are included), a ticket or a receipt; by default all events are shown.
+    SUBJECT is a job (with its leases and teardowns), a ticket or a receipt; by default all events are shown.
     """
     from gpuwarden.interfaces.cli import console
     from gpuwarden.interfaces.results.history import told_events
@@ -41,8 +41,8 @@ def history(subject: str | None, as_json: bool) -> int:
 def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Look up a failure: cause, fix, page.
 
-    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows the whole entry. If QUERY is `-`, or
-    omitted in a pipe, it is read from standard input.
+    QUERY is a symptom in any words, a line of a log, or an entry's id, which shows the full entry. If QUERY is `-`, or
+    is omitted in a pipe, the query is read from standard input.
     """
     from gpuwarden.interfaces.results.references import LEAD, entry, look_up
     from gpuwarden.knowledge.log_lines import read_log
@@ -56,14 +56,16 @@ def search(query: tuple[str, ...], limit: int, as_json: bool) -> int:
     if whole is not None:
         return answer(whole, as_json, "entry")
     reply = look_up(words, limit)
-    if reply.hits:  # only an MCP client can use a resource's address
-        reply.hint = f"{LEAD} `gpuwarden search ID` shows one entry whole."
+    if reply.hits:  # only an MCP client can use a resource's URI
+        reply.hint = f"{LEAD} `gpuwarden search ID` shows one full entry."
     return answer(reply, as_json, "found")
 
 
 @cli.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--exit-code", type=click.IntRange(-64, 255), help="Exit code of the run, if the log does not show it.")
+@click.option(
+    "--exit-code", type=click.IntRange(-64, 255), help="Exit code of the run, if the log does not contain it."
+)
 @click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="Maximum number of entries.")
 @JSON
 def diagnose(file: BinaryIO, exit_code: int | None, limit: int, as_json: bool) -> int:
@@ -130,7 +132,8 @@ def rules(rule_id: str | None, write: bool, as_json: bool) -> int:
 def profiles(name: str | None, write: bool, as_json: bool) -> int:
     """List the platforms, or show one.
 
-    A profile shows which storage survives a stop, which is billed after it, and automatic platform actions.
+    A profile shows which storage survives a stop, which storage is billed after the stop, and the platform's automatic
+    actions.
     """
     from gpuwarden.interfaces.cli import console
     from gpuwarden.profiles import profile_file, rewrite_blocks

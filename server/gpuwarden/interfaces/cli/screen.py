@@ -41,14 +41,14 @@ def status(reply: StatusReply) -> None:
     console.out.print(drawn(reply, console.out.height if console.out.is_terminal else None))
     console.message(reply)
     if not (reply.running or reply.waiting or reply.ended):
-        console.out.print("[dim]next:[/] `gpuwarden demo` shows a job's whole life at no cost; `gpuwarden --help`.")
+        console.out.print("[dim]next:[/] `gpuwarden demo` shows a job's full life at no cost; `gpuwarden --help`.")
 
 
 @contextlib.contextmanager
 def live_overview(
     ctx: Context, clean: Callable[[StatusReply], StatusReply]
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview in place, and yield a function that redraws it; its argument is the failed polls, with reasons.
+    """Show the overview in place. Yield a function that redraws it and takes the failed polls with their reasons.
 
     `clean` removes secrets from a reply.
     """
@@ -85,7 +85,7 @@ def drawn(reply: StatusReply, height: int | None = None) -> Group:
 
 
 def _questions(waiting: list[WaitingReply]) -> Table:
-    """Return each question in full, with the command that answers it on a separate line."""
+    """Return each question in full, and the command that answers it on a separate line."""
     table = _plain_table()
     table.add_column(no_wrap=True)
     table.add_column()
@@ -99,7 +99,7 @@ def _questions(waiting: list[WaitingReply]) -> Table:
 def _waiting(waiting: list[WaitingReply]) -> Table:
     """Return one line for each question: its job, the cost of the machine, and the command that answers it.
 
-    On a narrow terminal, names are shortened, never the command.
+    On a narrow terminal, only the names are shortened, not the command.
     """
     costs, answers = [], []
     for w in waiting:
@@ -150,14 +150,14 @@ def _ending(found: EndingReply | None) -> str:
 
 
 def _money(reply: StatusReply) -> list[str]:
-    """Return the lines on money and time: spending, current billing, machines of others, accounts that run out."""
+    """Return the lines about money and time: spending, billing, machines not rented here, expiring accounts."""
     spent = reply.spending
     cap = f" of {usd(spent.per_day_cap_usd)}" if spent.per_day_cap_usd > 0 else " (no cap: all spending needs approval)"
     lines = [
         f"[bold]Spent[/] today {usd(spent.today_usd)}{cap}, this month {usd(spent.month_usd)}, {billing_now(reply)}"
     ]
     if spent.rehearsed_today_usd:
-        lines.append(f"[dim]pretend money of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
+        lines.append(f"[dim]simulated costs of rehearsals today: {usd(spent.rehearsed_today_usd)}[/]")
     for other in reply.others:
         bills = "[yellow]bills[/]" if other.billing else "[magenta]may bill[/]"
         named = f"{console.shown(other.platform)} {console.shown(other.instance_id or 'id unknown')}"
@@ -211,7 +211,7 @@ def costs(reply: CostsReply) -> None:
     table.add_row("[bold]total[/]", f"[bold]{usd(reply.total_usd)}[/]", "")
     console.out.print(table)
     console.out.print(
-        f"[dim]since {local(reply.since, '%Y-%m-%d %H:%M')} {zone()}, without rehearsals' pretend money[/]"
+        f"[dim]since {local(reply.since, '%Y-%m-%d %H:%M')} {zone()}, without the simulated costs of rehearsals[/]"
     )
     console.message(reply)
 

@@ -1,8 +1,8 @@
 """Split a command line that runs a program into gpuwarden's options and the program's words.
 
 `gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. An option of gpuwarden that the
-script does not declare may come after the script. `--` separates the two: before the program, or after gpuwarden's
-options if those come after it.
+script does not declare may come after the script. `--` separates the two kinds: it is put before the program, or after
+gpuwarden's options if these come after the program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunsProgram(click.Command):
         return super().parse_args(ctx, [*ours, _END, program, *words])
 
     def takes_words(self, program: str) -> bool:
-        """Return whether the following words belong to the program; after a fan-out's id they are gpuwarden's."""
+        """Return whether the following words belong to the program; after a fan-out's id they belong to gpuwarden."""
         return not is_fan_out(program)
 
     def _what(self, ctx: click.Context, args: Sequence[str], *, interspersed: bool) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class RunsProgram(click.Command):
     def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return gpuwarden's options among a program's words, and the rest.
 
-        An option of gpuwarden that the script is known not to declare is gpuwarden's at any position.
+        If the script is known not to declare an option of gpuwarden, the option belongs to gpuwarden at any position.
         Raises BadRequest if the owner of an option can't be determined.
         """
         options = {name: p for p in self.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
@@ -104,7 +104,7 @@ class RunsScript(RunsProgram):
 
 
 def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags that a program declares, read from its text without running it; unknown unless it is a .py."""
+    """Return the flags that a program declares, read without running it; unknown for any file but a .py."""
     from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
 
     return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()

@@ -13,11 +13,11 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 uses a free port.")
 @click.option("--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front.")
-@click.option("--no-watch", is_flag=True, help="Start no watch; one runs elsewhere.")
+@click.option("--no-watch", is_flag=True, help="Don't start a watch, because another one runs.")
 def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
     """Serve MCP, metrics and the page over HTTP.
 
-    Clients need a token: gpuwarden token create. A browser gets access with gpuwarden dashboard.
+    Clients need a token: gpuwarden token create. gpuwarden dashboard gives a browser access.
     """
     from gpuwarden.interfaces.http.running import listen, run
     from gpuwarden.interfaces.http.serving import Serving, Settings
@@ -33,7 +33,7 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
 
 @cli.command()
 @click.option("--no-browser", is_flag=True, help="Print the link instead of opening it.")
-@click.option("--public", is_flag=True, help="Print the link at the address of --public-url, for a phone.")
+@click.option("--public", is_flag=True, help="Print the link with the address of --public-url, for a phone.")
 @JSON
 def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
     """Open the page of the running server. The link works once, for two minutes, and gives a browser read access."""
@@ -56,7 +56,7 @@ def dashboard(no_browser: bool, public: bool, as_json: bool) -> int:
 
 
 def _opened(link: str) -> bool:
-    """Open a link in the user's browser, through a private file, so that the link appears in no process list."""
+    """Open a link in the user's browser through a private file, so that the link does not appear in a process list."""
     import html
     import tempfile
     import webbrowser
@@ -80,7 +80,7 @@ def token() -> None:
     multiple=True,
     default=("read",),
     show_default=True,
-    help="Its permissions; submit also spends within your caps. No token can approve.",
+    help="Permissions of the token; submit can also spend within your caps. No token can approve.",
 )
 @click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
 @click.option("--person", default="", metavar="NAME", help="User on whose behalf it acts; by default you.")
@@ -89,7 +89,7 @@ def token() -> None:
 async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:
     """Create a token for one client, and show it once.
 
-    It asks the user at a terminal, and for the PIN if one is set. The token appears only on that terminal.
+    It asks the user at a terminal, and for the PIN if a PIN is set. The token appears only on that terminal.
     """
     from gpuwarden.interfaces.cli.tokens import create_token
 

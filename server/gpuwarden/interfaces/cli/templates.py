@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform of the printed command if none is given: a free one."""
+"""The platform in the printed command if none is given: a free one."""
 GUESS_S = 4 * 3600
 
 
@@ -86,7 +86,7 @@ async def write(
     """Write a template's script, and the command that submits it.
 
     The script is the shipped one, byte for byte: the submit gate recognizes its digest and checks the arguments. If a
-    model and a dataset are given, both are inspected and the arguments set as they require: config, split, column
+    model and a dataset are given, both are inspected and the arguments are set accordingly: config, split, column
     names, a chat template.
     """
     from gpuwarden.hub.client import HubConfig
@@ -175,9 +175,9 @@ async def convert(
 ) -> int:
     """Convert rows into the form that the template NAME reads.
 
-    SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of pictures, or the id of a Hub
-    dataset. Recognized forms are ShareGPT, Alpaca, questions with answers, transcripts and preference pairs. Three
-    rows are shown before and after. FILE is the new jsonl file; without it, nothing is written.
+    SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of images, or the id of a Hub dataset.
+    Recognized forms are ShareGPT, Alpaca, questions with answers, transcripts and preference pairs. Three rows are
+    shown before and after. FILE is the new jsonl file; without FILE, nothing is written.
     """
     from gpuwarden.hub.client import HubClient, HubConfig
     from gpuwarden.interfaces.results.templates import converted_reply
@@ -213,7 +213,7 @@ def is_hub_id(source: Path) -> bool:
 
 
 def print_converted(reply: ConvertedReply) -> None:
-    """Print rows before and after, those left out, and the count."""
+    """Print rows before and after the conversion, the rows left out, and the count."""
     from gpuwarden.interfaces.cli import console
 
     for before, after in zip(reply.before, reply.after, strict=True):

@@ -19,7 +19,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 def show(report: Report) -> None:
     """Print the verdict, the problems, the checkpoints and files, and the unchecked aspects."""
     newest = (
-        f", newest whole checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
+        f", newest complete checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )
     count = f"{counted(len(report.files), 'file')}, {report.bytes:,} bytes"
     console.out.print(
@@ -63,7 +63,7 @@ def _said(lines: Sequence[str], style: str, before: str) -> None:
 
 
 def safe(text: str) -> str:
-    """Return foreign text, escaped for printing at a terminal."""
+    """Return untrusted text, escaped for printing at a terminal."""
     return escape(plain(text))
 
 

@@ -92,7 +92,7 @@ def service_file() -> Path:
     if shutil.which("systemctl") is None:
         raise NotSupported(
             "this system has neither systemd nor launchd",
-            "Start the watch from cron: `@reboot` and every five minutes; a second watch only follows the first.",
+            "Start the watch from cron: `@reboot` and every five minutes; a second watch only follows the first one.",
         )
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "systemd" / "user" / f"{NAME}.service"
@@ -150,7 +150,7 @@ def _ask(*argv: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """State of the watch: whether one leads the ledger, and whether the service is installed."""
+    """State of the watch: whether a watch leads the ledger, and whether the service is installed."""
 
     leads: bool
     installed: bool

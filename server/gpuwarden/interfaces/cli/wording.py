@@ -91,7 +91,7 @@ def in_command(step: NextStep) -> str:
         case Action.SUBMIT:
             # An empty value, such as an empty receipt, means that the option is omitted.
             changes = " ".join(_options({name: value for name, value in given.items() if value != ""}))
-            if given.get("receipt") and len(given) == 1:  # a receipt includes its arguments
+            if given.get("receipt") and len(given) == 1:  # the receipt contains the arguments
                 return sentence(f"run `gpuwarden submit {changes}`", step)
             call = "run the same `gpuwarden submit` again" + (f" with `{changes}`" if changes else "")
             return sentence(call + (" without --receipt" if given.get("receipt") == "" else ""), step)

@@ -1,4 +1,4 @@
-"""Read which hooks the user trusted in Codex; it runs no others.
+"""Read which hooks the user trusted in Codex; Codex runs no other hooks.
 
 Codex stores a digest of each trusted hook in its `config.toml`, under the hook's file and position, and under the
 plugin's name if a plugin installs it.
@@ -20,7 +20,7 @@ def trusted(config: Path, keys: Iterable[str], group: Mapping[str, Any], hook: M
     """Return whether Codex would run a hook that it stores under one of `keys`.
 
     The user trusted the hook in its present form and has not disabled it since. For a plugin's hook, the digest of the
-    plugin follows that of the hook.
+    hook is followed by that of the plugin.
     """
     kept = [state for key, state in _states(config).items() if key in set(keys)]
     identity = {"event_name": EVENT, "matcher": group.get("matcher"), "hooks": [{"async": False, **hook}]}

@@ -2,9 +2,9 @@
 
 Formats: Claude Code `settings.json`, Codex `hooks.json` and Gemini `settings.json` have lists of matcher groups by
 event; Cursor `hooks.json` has `version` 1 and a list of commands by event. The hook runs the guard of this
-installation. The protected paths and the patterns that providers declare are written to a file next to the ledger, so
-a call imports no provider. A plugin installs the same hooks. Its guard runs from the plugin's folder and writes that
-file itself.
+installation. The protected paths and the patterns that providers declare are written to a file next to the ledger, so a
+call imports no provider. A plugin installs the same hooks. The guard of a plugin runs from the plugin's folder and
+writes that file itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ANSWERING: Final = ("Elicitation", "ElicitationResult")
 """Claude Code events whose hooks answer a server's form or change the answer."""
 FORMS: Final = "a hook there answers forms for you; keep elicitation out of approval.channels in the policy."
 TRUST: Final = "Codex runs only trusted hooks: in Codex, type /hooks and trust this one."
-# Claude Code includes this text, as part of the command, whenever the guard blocks a call, so it is short.
+# Claude Code shows the command, with this text, whenever the guard blocks a call, so the text is short.
 GONE: Final = "the guard failed, so nothing passes: gpuwarden hooks install"
 NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
@@ -56,7 +56,8 @@ GUARD: Final = "guard.json"
 def or_deny(why: str) -> str:
     """Return the end of a hook's command, which blocks the call if the guard itself fails.
 
-    Every client allows the call on an exit code other than 2: 1 of a crash, 137 of a killed process, 127 of a shell.
+    Every client allows the call on an exit code other than 2, such as 1 from a crash, 137 from a killed process, or 127
+    from a shell.
     """
     return f" || {{ [ $? -eq 2 ] || echo {shlex.quote(why)} >&2; exit 2; }}"
 
@@ -161,7 +162,7 @@ def hooks(action: str, names: tuple[str, ...], config: Config, env: Mapping[str,
 
 
 def answering_hooks(homes: Mapping[Client, Path], project: Path) -> list[str]:
-    """Return the settings files of this user, the project and plugins that have a hook which answers forms."""
+    """Return those settings files of the user, the project and the plugins that have a hook that answers forms."""
     folders = [*homes.values(), project / ".claude"]
     files = {
         f for folder in folders for name in ("settings", "settings.local", "hooks") for f in [folder / f"{name}.json"]
@@ -186,8 +187,9 @@ def hook_lines(name: str, config: Config, env: Mapping[str, str]) -> tuple[Path,
 def plugin_hooks(name: str) -> dict[str, Any]:
     """Return the hooks file of a plugin. The client replaces CLAUDE_PLUGIN_ROOT with the plugin's folder.
 
-    The plugin's packages are downloaded and the guard's file is written when a session starts. A call never downloads
-    or waits for a download: its hook would time out, and the client allows a call whose hook times out.
+    The plugin's packages are downloaded and the guard's file is written when a session starts. A hook call never
+    downloads or waits for a download, because the hook would time out, and the client allows a call whose hook times
+    out.
     """
     client = next(c for c in CLIENTS if c.name == name)
     start = f'uv run --quiet --project "${{CLAUDE_PLUGIN_ROOT}}" {" ".join(FROZEN)}'
@@ -242,7 +244,7 @@ def _told(config: Config, settings: list[Path]) -> str:
     """Return the content of the file that the guard reads at each call."""
     from gpuwarden.interfaces.hooks.guard.declared import table  # imports every provider
 
-    plugins = [  # where clients keep their copies of the plugin
+    plugins = [  # where clients store their copies of the plugin
         folder / name
         for home in {file.parent for file in settings}
         for folder in (home / "plugins" / "cache", home / "plugins" / "marketplaces", home / "extensions")
@@ -272,7 +274,7 @@ def _plain(file: Path) -> str:
 
 
 def _read(client: Client, file: Path) -> dict[str, Any]:
-    """Return a client's settings. Raises BadRequest for an unknown format; such a file is never written."""
+    """Return a client's settings. Raises BadRequest for an unknown format, because such a file is never written."""
     try:
         table = json.loads(file.read_text("utf-8-sig"))
     except FileNotFoundError:
@@ -332,7 +334,7 @@ def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
 
 
 def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
-    """Remove the guard's entries. If nothing else changed since, restore the original file byte for byte."""
+    """Remove the guard's entries. If the file has no other change since, restore the original file byte for byte."""
     if not _installed(client, table):
         return
     events = table["hooks"]

@@ -55,14 +55,16 @@ class Authenticate:
             await refuse(scope, receive, send, error, 401, CHALLENGE)
             return
         if found.kind == "session" and not self._from_own_page(scope, headers):
-            await refuse(scope, receive, send, Refused("browser sessions can change data from own pages only"), 403)
+            await refuse(
+                scope, receive, send, Refused("browser sessions can change data only from pages of this server"), 403
+            )
             return
         scope["gpuwarden.principal"] = found
         with acting_as(found.person):
             await self.app(scope, receive, send)
 
     def _who(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request; None if it has several secrets, as these are ambiguous."""
+        """Return the principal of a request; None if the request has several secrets, which would be ambiguous."""
         bearers = headers.getlist("authorization")
         keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
         if len(bearers) + len(keys) > 1:
@@ -78,9 +80,9 @@ class Authenticate:
         return found if found is not None and found.kind == "session" else None
 
     def _from_own_page(self, scope: Asgi, headers: Headers) -> bool:
-        """Return whether a browser's request comes from a page of this server; one that reads needs no Origin.
+        """Return whether a browser's request comes from a page of this server; a read request needs no Origin.
 
-        The Guard has already refused every foreign Origin, so here it only has to be present.
+        The Guard has already refused every other Origin, so here the header only has to be present.
         """
         site = headers.get("sec-fetch-site", "same-origin")
         if site not in {"same-origin", "none"}:

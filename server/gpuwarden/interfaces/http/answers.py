@@ -1,4 +1,4 @@
-"""Answers in one format: JSON with `ok`, `code`, `message` and `hint`, without secrets."""
+"""Responses in one format: JSON with `ok`, `code`, `message` and `hint`, without secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATUS: Final = {
 
 
 def error_answer(error: WardenError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the answer to a failed request."""
+    """Return the response to a failed request."""
     reply = worded(error_reply(error), in_commands)
     body: dict[str, Any] = {**reply.short(), "ok": False}
     clean = {name: redact(value) if isinstance(value, str) else value for name, value in body.items()}
@@ -40,7 +40,10 @@ def error_answer(error: WardenError, status: int | None = None, headers: dict[st
 async def refuse(
     scope: Scope, receive: Receive, send: Send, error: WardenError, status: int, headers: dict[str, str] | None = None
 ) -> None:
-    """Refuse a request, or a WebSocket before it is accepted. The connection is closed, as a body may be unread."""
+    """Refuse a request, or a WebSocket before it is accepted.
+
+    The connection is closed, because a part of the body may be unread.
+    """
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": ""})

@@ -1,6 +1,6 @@
-"""Guard every request before routing: Host, Origin, size and pace of the body, and headers of every answer.
+"""Guard every request before routing: Host, Origin, size and duration of the body, and the headers of every response.
 
-Pure ASGI, so that it applies to routes, mounts, errors and WebSockets, and buffers nothing.
+Pure ASGI, so that the guard applies to routes, mounts, errors and WebSockets, and buffers nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-"""Default headers of every answer; a page sends its own content-security-policy."""
+"""Default headers of every response; a page sends a separate content-security-policy."""
 MAX_HEADERS: Final = 100
 END: Final[dict[str, Message]] = {
     "http": {"type": "http.response.body", "body": b"", "more_body": False},
     "websocket": {"type": "websocket.close", "code": 1001, "reason": ""},
 }
-"""The last message of an answer that the server ends early."""
+"""The last message of a response that the server ends early."""
 
 
 class _TooLarge(Exception):
@@ -48,11 +48,11 @@ class _TooSlow(Exception):
 
 
 class _Unread(OSError):
-    """The client does not read the answer. Starlette treats an OSError of `send` as a disconnected client."""
+    """The client does not read the response. Starlette treats an OSError from `send` as a disconnected client."""
 
 
 class Guard:
-    """ASGI middleware around the whole application. An unexpected exception is logged and answered without details."""
+    """ASGI middleware around the whole application. An unexpected exception is logged; the response has no details."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app = app
@@ -86,7 +86,7 @@ class Guard:
             status = 413 if isinstance(cut, _TooLarge) else 408
             await refuse(scope, receive, answering, self._cut(status), status)
         except (_Unread, ClientDisconnect):
-            return  # the server closes the connection of an incomplete answer
+            return  # the server closes the connection of an incomplete response
         except Exception as error:
             if answering.started:
                 raise
@@ -98,7 +98,7 @@ class Guard:
             self.serving.streams.pop(streaming, None)
 
     def _problem(self, headers: Headers) -> tuple[int, WardenError] | None:
-        """Return the status and the error of a request that is refused because of its headers."""
+        """Return the status and the error for a request that is refused because of its headers."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self.settings.hosts:
             return 421, Refused("the Host header names another server", "Use the address that gpuwarden serve printed.")
@@ -147,7 +147,7 @@ class _Body:
 
 
 class Answering:
-    """Add the security headers to an answer, and record that it has started."""
+    """Add the security headers to a response, and record that it has started."""
 
     def __init__(self, scope: Scope, send: Send, send_s: float) -> None:
         self._scope = scope
@@ -162,7 +162,7 @@ class Answering:
         return found
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """Send one message of the answer. Raises _Unread."""
+        """Send one message of the response. Raises _Unread."""
         if message["type"] in {"http.response.start", "websocket.http.response.start"}:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():

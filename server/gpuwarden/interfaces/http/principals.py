@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from gpuwarden.job_tokens import job_of
 
 Scope = Literal["read", "submit", "metrics", "alerts"]
-"""`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` of a job's two keys."""
+"""`read` and `submit` are scopes of users' tokens; `metrics` and `alerts` are those of a job's two keys."""
 Kind = Literal["token", "session", "job"]
 
 

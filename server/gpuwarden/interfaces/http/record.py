@@ -1,4 +1,7 @@
-"""Record the address of a ledger's server next to the ledger: one server per ledger, found by other commands."""
+"""Record the address of a ledger's server next to the ledger, so that other commands find it.
+
+A ledger has one server.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,10 @@ def running_server(home: Path) -> Record:
 
 
 async def replaced(home: Path, server: int, every_s: float = LOOK_S) -> None:
-    """Wait until the server that started this process has ended and another one of this ledger is running.
+    """Wait until the server that started this process has ended and another server of this ledger is running.
 
     A watch outlives a server that was killed, so that the machines are still polled. The next server starts another
-    watch, which has the current policy and keys.
+    watch, with the current policy and keys.
     """
     while True:
         await anyio.sleep(every_s)

@@ -28,7 +28,7 @@ from gpuwarden.interfaces.http.serving import Serving
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES: Final = 64 << 10
 MAX_CONNECTIONS: Final = 900
-"""It is below the usual limit of 1,024 open files."""
+"""Below the usual limit of 1,024 open files."""
 STOP_S: Final = 5
 """Seconds that open requests have to finish when the server stops."""
 WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
@@ -98,7 +98,7 @@ def listen(host: str, port: int) -> socket.socket:
 def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
     """Return a socket at ::1 in addition to one at 127.0.0.1; None if this machine has no IPv6.
 
-    A browser tries ::1 first for localhost, so another user's program that listens there would receive the one-time
+    For localhost, a browser tries ::1 first, so another user's program that listens there would receive the one-time
     links. Raises Conflict if a program listens there.
     """
     host, port = listener.getsockname()[:2]

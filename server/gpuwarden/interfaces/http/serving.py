@@ -40,7 +40,7 @@ class Settings:
     header_s: float = 10.0
     """Seconds in which the headers have to arrive."""
     send_s: float = 60.0
-    """Maximum seconds for which a client may leave a part of an answer unread."""
+    """Maximum seconds for which a client may leave a part of a response unread."""
 
     def __post_init__(self) -> None:
         try:
@@ -60,12 +60,12 @@ class Settings:
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """Return the accepted host names. They hold for any port, as a tunnel may use another one."""
+        """Return the accepted host names. They are accepted with any port, because a tunnel may use another one."""
         return LOOPBACK | ({host_name(urlsplit(self.public_url).netloc)} if self.public_url else set())
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Return the origins whose pages may call, with their port: another port belongs to another program."""
+        """Return the origins whose pages may send requests, each with its port: another port is another program."""
         own = {f"http://{name}:{self.port}" for name in LOOPBACK}
         return frozenset(own | ({f"https://{urlsplit(self.public_url).netloc.lower()}"} if self.public_url else set()))
 
@@ -82,7 +82,7 @@ def host_name(netloc: str) -> str:
 
 
 class Answer(Protocol):
-    """An answer that is being sent, and its principal."""
+    """A response that is being sent, and its principal."""
 
     started: bool
 
@@ -102,7 +102,7 @@ class Serving:
     mcp: McpEndpoint
     settings: Settings
     streams: dict[anyio.CancelScope, Answer] = field(default_factory=dict)
-    """The answers in progress."""
+    """The responses in progress."""
     lifespans: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
 
     @classmethod
@@ -119,7 +119,7 @@ class Serving:
         return self.ctx.clock
 
     def end_streams(self, of: Callable[[Principal | None], bool] = lambda _: True) -> None:
-        """End started answers, which may be endless streams: all of them by default, or those of some principals."""
+        """End responses in progress, which may be endless streams: by default all, or those of some principals."""
         for scope, answer in list(self.streams.items()):
             if answer.started and of(answer.principal):
                 scope.cancel()

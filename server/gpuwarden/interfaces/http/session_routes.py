@@ -1,4 +1,4 @@
-"""Open and close browser sessions: the one-time link of `gpuwarden dashboard` is exchanged for a read-only cookie."""
+"""Open and close browser sessions: exchange the one-time link of `gpuwarden dashboard` for a read-only cookie."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokens, one-time links and browser sessions, stored as digests next to the ledger.
 
 A secret is 32 random bytes, so it can't be recovered from its plain SHA-256 digest. The file has mode 0600 and is read
-again whenever it changes: a revoked token is refused from the next request on.
+again whenever it changes, so a revoked token is refused from the next request on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Grant(Frozen):
     created_at: float
     expires_at: float
     person: str = ""
-    """The user on whose behalf it acts. Empty for a token of an older version, which acts under its name."""
+    """The user on whose behalf it acts. Empty for a token from an older version, which acts under the token's name."""
 
 
 class _File(Frozen):
@@ -66,7 +66,10 @@ class TokenStore:
         self._grants: tuple[Grant, ...] = ()
 
     def create(self, name: str, scopes: Sequence[Scope], days: float, person: str = "") -> tuple[Grant, str]:
-        """Store a new token. Return it with its secret, stored only as a digest. Raises BadRequest, Conflict."""
+        """Store a new token.
+
+        Return it with its secret; only a digest of the secret is stored. Raises BadRequest, Conflict.
+        """
         for given in (name, person or name):
             if not given.strip() or line(given, 64) != given or len(given) > 64:
                 raise BadRequest("a name is empty, is longer than 64 characters, or contains unsupported characters")
@@ -81,8 +84,8 @@ class TokenStore:
     def open_session(self, link: str) -> str | None:
         """Use up a one-time link. Return the secret of the session that it opens; None for an invalid link.
 
-        The lock is taken only for a valid link: any page in a browser can send a request here, and guesses must not
-        block other requests.
+        The lock is taken only for a valid link, because any page in a browser can send a request here, and guesses must
+        not block other requests.
         """
         if self._find(link, self._read()) is None:
             return None

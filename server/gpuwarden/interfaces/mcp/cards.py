@@ -1,4 +1,4 @@
-"""Cards as the MCP extension for apps (SEP-1865): the tools that have one, and the clients that get it.
+"""Cards as the MCP extension for apps (SEP-1865): which tools have a card, and which clients get it.
 
 Only a client that declares the extension gets the tools' references to cards and their views. Texts and structured
 content are the same with and without the extension.
@@ -53,7 +53,7 @@ def cards() -> Apps:
 async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
     """Add the cards to the list of tools for a client that declares the extension.
 
-    No card may call a tool: tools are visible to the model only.
+    Cards can't call tools: all tools are declared visible to the model only.
     """
     result = await call_next(ctx)
     if ctx.method == "tools/list" and isinstance(result, dict) and client_supports_apps(ctx):

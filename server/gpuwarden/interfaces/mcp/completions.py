@@ -26,7 +26,7 @@ Names: TypeAlias = Callable[[Context, str], Iterable[str]]
 
 
 def _jobs(ctx: Context, typed: str) -> Iterable[str]:
-    """Yield the ids of the latest jobs; the typed text may also be a part of a job's name."""
+    """Yield the ids of the latest jobs. The typed text may also be a part of a job's name."""
     for row in ctx.ledger.page("job", *(s for s in Job if s is not Job.REFUSED), limit=JOBS_LOOKED_AT):
         job_id = row.subject.removeprefix("job/")
         if job_id.startswith(typed) or (typed and typed.lower() in (row.name or "").lower()):
@@ -55,7 +55,7 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
     (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
     (FILLED_URI, "platform"): _platforms,
 }
-"""Completions by prompt or template, and argument."""
+"""Completions by prompt or template, and by argument."""
 
 
 def serve(ctx: Context, server: Server[Any]) -> None:

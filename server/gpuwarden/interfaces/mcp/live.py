@@ -1,7 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
-The ledger is the source, so changes by any process are reported. Alerts are sent to the clients that requested log
-messages. Notifications are sent at most once a second, and a client that does not read delays them by SEND_S at most.
+Changes are read from the ledger, so changes made by any process are reported. Alerts are sent to the clients that
+requested log messages. Notifications are sent at most once a second, and a client that does not read delays them by at
+most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def job_text(ctx: Context, job_id: str) -> str:
 
 
 class LiveJobs:
-    """Subscriptions of clients in both versions of the protocol. This is the server's subscription bus."""
+    """Subscriptions of clients in both versions of the protocol; the server's subscription bus."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -134,7 +135,10 @@ class LiveJobs:
         return row.job if row else None
 
     async def _send(self, connection: Connection, method: str, params: dict[str, Any]) -> None:
-        """Send a notification to one client. Skip a client that does not read, and forget one that has disconnected."""
+        """Send a notification to one client.
+
+        Skip a client that does not read, and drop a client that has disconnected.
+        """
         try:
             with anyio.move_on_after(SEND_S):
                 await connection.outbound.notify(method, params)
@@ -157,7 +161,7 @@ class LiveJobs:
         return EmptyResult()
 
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
-        """Return the client's connection, which is forgotten when it closes."""
+        """Return the client's connection. It is dropped when it closes."""
         connection = ctx.session._connection  # noqa: SLF001 - the session lasts for one request only
         if connection not in self._subscribed and connection not in self._levels:
             connection.exit_stack.callback(self._forget, connection)

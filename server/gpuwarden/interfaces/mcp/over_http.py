@@ -1,7 +1,7 @@
 """The MCP server as an ASGI endpoint: streamable HTTP, both protocol revisions, with and without sessions.
 
-The caller is authorized before. This module sets the principal, to which the SDK binds sessions and request states, and
-from which `call_tool` reads its scopes.
+The caller is already authorized. This module sets the principal: the SDK binds sessions and request states to it, and
+`call_tool` reads the scopes from it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class McpEndpoint:
         scopes: Collection[str],
         person: str = "",
     ) -> None:
-        """Answer one request of the principal with the id `holder`. A session is bound to its opener."""
+        """Respond to one request of the principal with the id `holder`.
+
+        A session is bound to the principal that opened it.
+        """
         assert self._manager is not None, "the application's lifespan runs the endpoint"
         token = AccessToken(
             token=holder, client_id=holder, subject=name, scopes=sorted(scopes), claims={"person": person}

@@ -48,7 +48,7 @@ class Document:
 
 
 def page_uri(page: str) -> str:
-    """Return the URI of a page, given by its path below the references."""
+    """Return the URI of a page, given by its path in the references."""
     return f"gpuwarden://references/{page}"
 
 
@@ -74,7 +74,7 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
 
 
 def entry_text(key: str) -> str:
-    """Return the section of an entry from its page. Raises NotFound."""
+    """Return an entry's section of its page. Raises NotFound."""
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]
@@ -86,7 +86,7 @@ def entry_text(key: str) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, Document]:
-    """Return the shipped documents. They are read once, so that a listing and later reads agree."""
+    """Return the shipped documents. They are read only once, so that a listing and later reads agree."""
     kinds: tuple[Literal["skills", "references", "profiles"], ...] = ("skills", "references", "profiles")
     return {d.uri: d for kind in kinds for d in _read_folder(kind, data_dir(kind))}
 

@@ -1,7 +1,8 @@
 """The MCP server over standard input and output.
 
-A server that can't start (an invalid policy, a damaged ledger) still opens the session: it answers each call with the
-reason, since an agent reads its client's messages but not the server's standard error, and tries again at the next.
+A server that can't start (an invalid policy, a damaged ledger) still opens the session. It tries to start at each call,
+and returns the reason of a failure as the call's result, because an agent reads its client's messages but not the
+server's standard error.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from gpuwarden.lifecycle.context import Context
 
 
 class LateContext:
-    """A context that is opened at its first use. Every use raises the WardenError that prevents it from opening."""
+    """A context that is opened at its first use.
+
+    While it can't be opened, every use raises the WardenError with the reason.
+    """
 
     def __init__(self, open_context: Callable[[], Context]) -> None:
-        # Not as attributes: those belong to the context.
+        # Not as attributes, because attribute access is passed on to the context.
         vars(self).update(_open=open_context, _context=None, _opened=anyio.Event())
 
     def __getattr__(self, name: str) -> Any:
@@ -44,7 +48,7 @@ class LateContext:
         return context
 
     async def opening(self) -> None:
-        """Wait until the context is open. It is tried here once; then a call of the client has to succeed."""
+        """Wait until the context is open. Try to open it once; after that, wait for a client's call to open it."""
         try:
             self._get()
         except WardenError:
@@ -52,7 +56,7 @@ class LateContext:
 
 
 def serve_stdio(open_context: Callable[[], Context]) -> None:
-    """Serve until the client disconnects. Raises the error that prevented the start, if it still does."""
+    """Serve until the client disconnects. If the context could not be opened by then, raise the reason."""
     gc.freeze()  # the loaded modules are never freed; scanning them would take the collector 70 ms each time
     context = anyio.run(_serve, open_context)
     _ = context.ledger
@@ -78,7 +82,7 @@ async def _run_beside(server: WardenServer, late: LateContext) -> None:
 
 
 def _load_watch() -> Callable[[Context], Any]:
-    """Import the watch, which imports most of the product, while the server already answers."""
+    """Import the watch, which imports most of the product, while the server already responds."""
     from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 
     return watch_in_background

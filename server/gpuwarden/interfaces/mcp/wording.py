@@ -114,7 +114,7 @@ def _decision(step: NextStep) -> str:
 
 
 def _value(value: Scalar) -> str:
-    """Return a value as JSON; a plain word stays unquoted. Control characters of foreign names are removed."""
+    """Return a value as JSON; a plain word stays unquoted. Control characters in untrusted names are removed."""
     if isinstance(value, (tuple, list)):
         return json.dumps([plain(item) for item in value], ensure_ascii=False)
     text = plain(str(value))

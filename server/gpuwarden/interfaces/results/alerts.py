@@ -13,7 +13,7 @@ from gpuwarden.lifecycle.notify import Alert
 
 
 class AlertReply(Guided):
-    """One alert. `state` is raised, or cleared once it has ended; `about` is a job, a lease or the whole day."""
+    """One alert. `state` is raised, or cleared once it has ended; `about` is a job, a lease or the current day."""
 
     at: float
     about: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.execution.situation import Arranged
 
 SHOWN = 20
-"""Maximum number of entries of a list in a reply; more would burden a model's context."""
+"""Maximum number of entries of a list in a reply; more would fill up a model's context."""
 
 
 Words = Callable[[Sequence[NextStep]], str]
@@ -64,7 +64,7 @@ class Result(BaseModel):
 
 
 class WarnedReply(Result):
-    """A reply that concerns costs. `warnings` name problems of the policy, such as a file at an unusual path."""
+    """A reply about costs. `warnings` name problems of the policy, such as a file at an unusual path."""
 
     warnings: list[str] = Field(default_factory=list)
 
@@ -86,7 +86,7 @@ _PARTS: Final = {"findings": "fix", "news": "hint", "standing": "hint", "waiting
 def worded(reply: R, words: Words) -> R:
     """Return a reply with its next steps, and those of its findings, rendered for an interface.
 
-    Only the text fields of `next` are rewritten. Every other text of a reply may be a path, a name or a log.
+    Only the text fields for `next` are rewritten, because any other text of a reply may be a path, a name or a log.
     """
     job_id = getattr(reply, "job_id", None)
     update: dict[str, Any] = {"next": for_job(reply.next, job_id)}
@@ -127,7 +127,8 @@ class RefusalReply(ErrorReply):
 
 
 class MeterReply(BaseModel):
-    """An instance's billing. `billing` null means unknown, which counts as yes. An estimated cost is an upper bound.
+    """An instance's billing. `billing` is null if it is unknown, which counts as yes. An estimated cost is an upper
+    bound.
 
     `host_key` is the fingerprint of the only host key that gpuwarden accepts from the machine.
     """
@@ -160,7 +161,7 @@ class EndingReply(BaseModel):
 
 
 def ending_of(found: Arranged | None) -> EndingReply | None:
-    """Return the decision about the end of a job's machine; None if the user will be asked."""
+    """Return the user's advance decision about a job's machine; None if the user will be asked."""
     if found is None:
         return None
     return EndingReply(
@@ -178,7 +179,8 @@ def ending_of(found: Arranged | None) -> EndingReply | None:
 def findings(found: Sequence[Finding]) -> list[FindingReply]:
     """Return the findings of a gate.
 
-    A message may name files, columns and processes, so it is quoted whole; its next steps are gpuwarden's own text.
+    A message may contain names of files, columns and processes, so the complete message is quoted; the next steps are
+    gpuwarden's own text.
     """
     return [FindingReply(rule=f.rule, severity=f.severity, message=quoted(f.message, 600), next=f.fix) for f in found]
 

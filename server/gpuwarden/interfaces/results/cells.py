@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs attention: its last problem, and the number of queues that it was given to."""
+    """One cell that needs attention, with its last problem and the number of queues that it was part of."""
 
     index: int
     state: str
@@ -29,7 +29,10 @@ class CellReply(BaseModel):
 
 
 class FanOutReply(BaseModel):
-    """A fan-out. `states` counts its cells; `odd` are the cells neither open nor verified; `jobs` are running now."""
+    """A fan-out.
+
+    `states` counts its cells; `odd` are the cells that are neither open nor verified; `jobs` are those running now.
+    """
 
     cells: int = 0
     states: dict[str, int] = Field(default_factory=dict)

@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.monitoring.check import Checked, Signaled
 from gpuwarden.lifecycle.records import LeaseRecord
 
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
-"""Fields of an allocation whose text comes from outside gpuwarden."""
+"""Fields of an allocation that contain text from outside gpuwarden."""
 LOG_LIMIT = 16_000
 """Maximum number of characters of a log in one reply."""
 
@@ -36,7 +36,10 @@ class DiagnosisReply(BaseModel):
 
 
 class KeptReply(BaseModel):
-    """A job's artifact store, from its file list. `why`: its unknown parts, or why it may lack files of the machine."""
+    """A job's artifact store, from its file list.
+
+    `why`: why its content is unknown, or why it may lack files of the machine.
+    """
 
     store: str
     files: int = 0
@@ -64,7 +67,8 @@ class CheckReply(WarnedReply):
     remaining_s: float | None = None
     """Seconds until the last step, at the pace of the last few minutes."""
     remaining_range_s: list[int] = Field(default_factory=list)
-    """The lowest and the highest estimate of these seconds, from this run's pace and earlier runs of the script."""
+    """Lowest and highest estimate of the seconds until the last step, from this run's pace and earlier runs.
+    """
     projected_cost_usd: float | None = None
     """Cost of the present machine when the last step is reached, in US dollars."""
     curve: list[float] = Field(default_factory=list)
@@ -85,7 +89,7 @@ class CheckReply(WarnedReply):
     kept: KeptReply | None = None
     """The copy in the artifact store, if the machine can't be read."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """Steps of the verification of its outputs: yes, no, not_yet or unknown."""
+    """Steps in the verification of the job's outputs: yes, no, not_yet or unknown."""
     fan_out: FanOutReply | None = None
     log: str = ""
     log_cursor: int | None = None
@@ -143,7 +147,10 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 
 
 def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: bool) -> dict[str, Any]:
-    """Return a job's progress and projected cost. Times are by the machine's clock, which may differ from this one."""
+    """Return a job's progress and projected cost.
+
+    Times are from the machine's clock, which may differ from this machine's.
+    """
     if seen is None:
         return {}
     end = seen.at if running else seen.ended_at

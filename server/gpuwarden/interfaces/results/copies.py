@@ -41,7 +41,7 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted, or unknown, which does not pass. Proven files are only counted, not listed.
+    """A verdict: proven, refuted or unknown. Unknown does not pass. Proven files are only counted, not listed.
 
     Code `claimed`: the machine checked its own files, and nothing was copied here. `problems` are the reasons why the
     verdict is not proven; `warnings` do not affect it.
@@ -64,11 +64,11 @@ class VerifyReply(Result):
 _NEXT: Final[dict[Cause, str]] = {
     Cause.RUNS_CODE: "Do not load it: unpickling it runs code. Use the weights as safetensors or from a source that "
     "you trust, or convert them on a scratch machine without keys.",
-    Cause.DAMAGE: "If it is still damaged after another copy, it is damaged at its source: use another checkpoint.",
-    Cause.CONTRADICTION: "Parts of it contradict each other, and another copy does not help: save it again from the "
-    "run, or use another checkpoint.",
-    Cause.NOT_FINITE: "Another copy does not help: go back to a checkpoint whose values are finite, then find out "
-    "why the run diverged.",
+    Cause.DAMAGE: "If it is still damaged after copying it again, the source is damaged: use another checkpoint.",
+    Cause.CONTRADICTION: "Its parts contradict each other, and copying it again does not help: save it again from "
+    "the run, or use another checkpoint.",
+    Cause.NOT_FINITE: "Copying it again does not help: go back to a checkpoint whose values are finite, then find "
+    "out why the run diverged.",
     Cause.NO_RESUME: "Resume from a complete checkpoint, or restart the optimizer from these weights.",
     Cause.NEEDS_CODE: "It can't be verified without running its code: check the imported names, then load it on a "
     "scratch machine without keys and save the tensors as safetensors.",
@@ -78,7 +78,7 @@ _NEXT: Final[dict[Cause, str]] = {
     Cause.CHANGING: "Retry once no process writes to it.",
     Cause.NOT_LOADED: "Install the library that loads this format, or load it with the program that wrote it.",
 }
-"""Advice to the user that resolves each cause; no tool or command does this."""
+"""Advice to the user on how to resolve each cause; no tool or command can do this."""
 
 
 def _following(report: Report) -> list[NextStep]:

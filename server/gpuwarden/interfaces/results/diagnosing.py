@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden diagnose`: how a log ends, and the matching entries."""
+"""Reply of `gpuwarden diagnose`: how the run in a log ended, and the matching entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpuwarden.knowledge.search import Hit, nothing_failed
 from gpuwarden.knowledge.version_skew import explain
 
 COLLECT = (
-    "the whole log of the rank that failed first, from its first line",
+    "the complete log of the rank that failed first",
     "the exit code, and dmesg -T | tail or the platform's event list for a kill",
     "pip freeze, nvidia-smi, and the exact command",
 )
@@ -39,7 +39,10 @@ class ExceptionReply(BaseModel):
 
 
 class FailureReply(BaseModel):
-    """The end of a run as its log shows it. `chain` preceded `exception`; the run continued after `recovered`."""
+    """The end of a run according to its log.
+
+    `chain` preceded `exception`; the run continued after the errors in `recovered`.
+    """
 
     outcome: str
     exception: ExceptionReply | None = None
@@ -56,7 +59,7 @@ class FailureReply(BaseModel):
 
 
 class OriginReply(BaseModel):
-    """Releases of a package whose `file` raises the message. An empty bound means the limit of the table."""
+    """Releases of a package in which `file` raises the message. An empty bound means that the table ends there."""
 
     package: str
     file: str
@@ -87,7 +90,10 @@ class DiagnoseReply(Result):
 
 
 def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> DiagnoseReply:
-    """Read a log and return the entries that match its failure. `exit_code` may add a code that the log lacks."""
+    """Read a log and return the entries that match its failure.
+
+    `exit_code` adds a code that the log does not contain.
+    """
     reading = Reading(log, exit_code)
     failure = reading.failure
     found = diagnose(shipped(), log, exit_code=exit_code, failed=None, limit=limit, reading=reading)

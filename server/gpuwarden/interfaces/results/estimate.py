@@ -22,7 +22,7 @@ class CardReply(BaseModel):
 
 
 class EstimateReply(Result):
-    """Lowest and highest memory use that one GPU shows, in gigabytes (10^9 bytes), with its derivation."""
+    """Lowest and highest memory use of one GPU, in gigabytes (10^9 bytes), with its derivation."""
 
     model: str
     parameters: int
@@ -30,7 +30,7 @@ class EstimateReply(Result):
     low_gb: float
     high_gb: float
     level: str
-    """`traced` from the model itself, or counted by `formula`."""
+    """`traced` from the model itself, or computed by `formula`."""
     how: str
     parts_gb: dict[str, float] = Field(default_factory=dict)
     """Components of the memory use, each at its usual size in gigabytes."""

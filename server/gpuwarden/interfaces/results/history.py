@@ -10,7 +10,7 @@ from gpuwarden.core.sanitize import named
 FOREIGN: Final = frozenset(
     {"why", "observation", "problems", "missing", "not_taken", "findings", "text", "unread", "aside", "refusal"}
 )
-"""Fields of event bodies with text from outside gpuwarden, in whole or in part, including all nested values."""
+"""Fields of event bodies that may contain text from outside gpuwarden, including all nested values."""
 MAX_TEXT: Final = 1_200
 
 

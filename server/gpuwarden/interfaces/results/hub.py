@@ -13,7 +13,7 @@ from gpuwarden.interfaces.results.base import Result
 
 
 class ReposReply(Result):
-    """Repos of the Hub, one entry for each requested id, without empty values."""
+    """Repos on the Hub, one entry for each requested id, without empty values."""
 
     repos: list[dict[str, Any]] = Field(default_factory=list)
     requests: int = 0
@@ -42,7 +42,7 @@ _REPO = re.compile(REPO_ID)
 
 
 def _kept(model: BaseModel) -> dict[str, Any]:
-    """Return a model without defaults and empty values. Text from Hub users is marked as foreign."""
+    """Return a model without defaults and empty values. Text from Hub users is marked as untrusted."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}
 
@@ -52,6 +52,6 @@ def _marked(value: Any, field: str) -> Any:
         fenced = field in FENCED and value.startswith("<<<DATA ")
         return value if fenced or (field in IDS and _REPO.fullmatch(value)) else named(value, 400)
     if isinstance(value, dict):
-        # The keys are gpuwarden's, except those of a table such as dtypes. Every value in a structure is foreign.
+        # The keys are gpuwarden's, except those of a table such as dtypes. Every value in a structure is untrusted.
         return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
     return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value

@@ -25,7 +25,7 @@ class ClockReply(BaseModel):
 
 
 class InstanceReply(BaseModel):
-    """One machine. `billing` null means unknown, which counts as yes."""
+    """One machine. `billing` is null if it is unknown, which counts as yes."""
 
     platform: str
     instance_id: str | None
@@ -66,7 +66,10 @@ class AccountReply(BaseModel):
 
 
 class InstancesReply(WarnedReply):
-    """Every machine of every platform in use. `unknown` gives, by name, why a state could not be read; it may bill."""
+    """Every machine of every platform in use.
+
+    `unknown` gives, by name, why a state could not be read; that machine may be billed.
+    """
 
     instances: list[InstanceReply] = Field(default_factory=list)
     accounts: list[AccountReply] = Field(default_factory=list)

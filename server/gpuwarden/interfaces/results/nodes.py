@@ -1,4 +1,4 @@
-"""Reply of `gpuwarden nodes check`: the answer of each check, and sentences for its problems."""
+"""Reply of `gpuwarden nodes check`: the result of each check, and sentences for its problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.NOT_REACHED: "it can't connect to {target} ({error})",
     NodeCode.PORT_IN_USE: "port {port} is in use: another job may be running there",
     NodeCode.NOT_LISTENING: "it can't listen for the others ({why})",
-    NodeCode.OTHER_ADDRESS: "{target} sees it under an address that is not its own: ranks can't connect back",
+    NodeCode.OTHER_ADDRESS: "{target} sees it under an address that it does not have: ranks can't connect back",
     NodeCode.WAY_UNSEEN: "its route to {target} could not be checked",
     NodeCode.PACKETS_LOST: "packets to {target} of {mtu} bytes are dropped silently, {passes} arrive: large "
     "collectives would hang",
@@ -46,7 +46,7 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.NCCL_DIFFERS: "it has NCCL {version}, and {other} has {others}",
     NodeCode.DRIVER_DIFFERS: "it has driver {version}, and {other} has {others}",
     NodeCode.NCCL_UNSEEN: "the NCCL version of a job there is unknown",
-    NodeCode.TIMEOUT_MASKS: "collectives wait {minutes:.0f} minutes for a dead rank, which hides the cause of its end",
+    NodeCode.TIMEOUT_MASKS: "collectives wait {minutes:.0f} minutes for a dead rank, which hides why it died",
     NodeCode.TIMEOUT_UNSEEN: "the time that collectives wait for a dead rank is unknown",
     NodeCode.ERRORS_IGNORED: "with {variable}=0 the other ranks keep running when one dies",
     NodeCode.NOT_RESTORED: "its workers are restarted up to {restarts} times, but its script loads no saved state: "
@@ -64,7 +64,7 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.LINK_UNKNOWN: "the expected network speed is unknown: an interface does not report its speed",
 }
 FIXES: Final[dict[Area, str]] = {
-    Area.IDENTITY: "Name each machine once, by a name that resolves to it alone.",
+    Area.IDENTITY: "Name each machine once, by a name that resolves only to that machine.",
     Area.FABRIC: "Restart nvidia-fabricmanager in the driver's version, or replace the machine.",
     Area.INTERFACE: "Set the proposed variables for every rank.",
     Area.RENDEZVOUS: "Open all ports between the nodes, or choose another port.",
@@ -88,7 +88,7 @@ class NodeFindingReply(Frozen):
 
 
 class NodesReply(Result):
-    """The answer of each check: yes, no or unknown. `environment` is proposed for every rank."""
+    """The result of each check: yes, no or unknown. `environment` is proposed for every rank."""
 
     nodes: list[str]
     checks: dict[str, str]
@@ -106,7 +106,7 @@ def text_of(problem: Problem) -> str:
 
 
 def looked_at(done: Looked) -> NodesReply:
-    """Return the reply to a check of several nodes. `ok` is true only if every check is answered with yes."""
+    """Return the reply to a check of several nodes. `ok` is true only if the result of every check is yes."""
     found, answers = done.verdict.problems, done.verdict.answers
     wrong = [area for area, answer in answers.items() if answer is Answer.NO]
     unseen = [area for area, answer in answers.items() if answer is Answer.UNKNOWN]

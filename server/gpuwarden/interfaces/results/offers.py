@@ -17,8 +17,8 @@ from gpuwarden.lifecycle.offers import Capacity, Offer
 class OfferReply(BaseModel):
     """One platform. `capacity`: available, unknown, none now, or not_sold. A price of null is unknown.
 
-    `survives_stop` lists the mounts whose files survive a stop; null if the platform has no stop or was not asked. A
-    mount with a name in brackets has to be requested. `bills_when_stopped`: something is or may be billed after a stop.
+    `survives_stop` lists the mounts whose files survive a stop; null if the platform has no stop or was not queried. A
+    mount with a name in brackets must be requested. `bills_when_stopped`: something is or may be billed after a stop.
     """
 
     platform: str
@@ -30,7 +30,7 @@ class OfferReply(BaseModel):
 
 
 class OffersReply(Result):
-    """Offers of every platform that was asked, the cheapest first."""
+    """Offers from every queried platform, the cheapest first."""
 
     offers: list[OfferReply] = Field(default_factory=list)
 

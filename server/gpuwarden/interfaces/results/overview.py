@@ -32,7 +32,7 @@ NOBODY: Final = Team()
 
 
 class WaitingReply(Guided):
-    """One question to the user. `hint` is the way to answer it; `cost_usd` is the machine's cost so far or the job's
+    """One question to the user. `hint` describes how to answer it; `cost_usd` is the machine's cost so far or the job's
     highest cost.
     """
 
@@ -72,11 +72,11 @@ class JobLineReply(Guided):
     clocks: list[ClockReply] = Field(default_factory=list)
     ending: EndingReply | None = None
     storage: list[str] = Field(default_factory=list)
-    """Storage that is billed although its machine is gone."""
+    """Storage that is still billed although its machine is gone."""
 
     @property
     def pretend(self) -> bool:
-        """Return whether a rehearsal bills the job, with pretend money."""
+        """Return whether the job's costs are simulated by a rehearsal."""
         return self.platform.startswith(REHEARSAL)
 
 
@@ -91,7 +91,10 @@ class SpendingReply(BaseModel):
 
 
 class StatusReply(WarnedReply):
-    """Everything for one screen. `unknown` gives, by name, why a state could not be read; it may be billing."""
+    """Everything for one screen.
+
+    `unknown` gives, by name, why a state could not be read; that machine may be billed.
+    """
 
     at: float
     running: list[JobLineReply] = Field(default_factory=list)
@@ -106,7 +109,7 @@ class StatusReply(WarnedReply):
 
 
 class JobsReply(Result):
-    """A page of jobs, the latest transition first. `after` is the start of the next page."""
+    """A page of jobs, the latest transition first. `after` is the job after which the next page starts."""
 
     jobs: list[JobLineReply] = Field(default_factory=list)
     after: str | None = None
@@ -124,7 +127,10 @@ class CostReply(BaseModel):
 
 
 class CostsReply(WarnedReply):
-    """Costs of a period by day, platform, project, person or job. The total excludes rehearsals' pretend money."""
+    """Costs of a period by day, platform, project, person or job.
+
+    The total excludes the simulated costs of rehearsals.
+    """
 
     since: float
     by: str
@@ -144,7 +150,9 @@ def status_of(seen: Overview) -> StatusReply:
     spent = seen.spending
     return StatusReply(
         code="unknown" if unknown else "ok",
-        message="" if seen.running or seen.ended or seen.waiting else "Nothing runs or waits, and no machine bills.",
+        message=""
+        if seen.running or seen.ended or seen.waiting
+        else "Nothing runs or waits, and no machine is billed.",
         at=seen.at,
         running=[job_line(line) for line in seen.running[:SHOWN]],
         waiting=[waiting_reply(w) for w in seen.waiting],

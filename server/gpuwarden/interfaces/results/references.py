@@ -19,12 +19,15 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum lines of a symptom. A longer text is a log, which is not matched with the words of a symptom."""
+"""Maximum lines of a symptom. A longer text is a log, whose words are not matched as a symptom."""
 LEAD = "A match is a hint, not a proof."
 
 
 class HitReply(BaseModel):
-    """One short answer. `why` is the basis of the match; `uri` is the full page; `likely` is right in most cases."""
+    """One short answer.
+
+    `why` is the basis of the match; `uri` is the full page; a `likely` match is right in most cases.
+    """
 
     id: str
     title: str
@@ -57,7 +60,7 @@ class SearchReply(Result):
 
     hits: list[HitReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """Releases that have the name which is missing according to a log."""
+    """Releases that have the name that is missing according to a log."""
     decision: DecisionReply | None = None
     """Ordered checks for a symptom with several causes."""
 
@@ -80,7 +83,7 @@ def entry(key: str) -> EntryReply | None:
 
 
 def look_up(query: str, limit: int = 5) -> SearchReply:
-    """Search the shipped references; only both ends of a very long text are read.
+    """Search the shipped references. Of a very long text, only the beginning and the end are read.
 
     Raises BadRequest for an empty query or a limit out of range.
     """

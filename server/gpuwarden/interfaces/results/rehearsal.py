@@ -1,4 +1,4 @@
-"""Reply of a rehearsal: the result of a script's first step, with foreign text fenced and bounded."""
+"""Reply of a rehearsal: the result of a script's first step, with untrusted text fenced and bounded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LOG = 1_500
 
 
 class RehearsalReply(Result):
-    """`passed`; `fault`: an error of the script, with its line; `stopped`: it could not be rehearsed, see the message.
+    """`passed`; `fault`: an error of the script, with its line; `stopped`: the script could not be rehearsed, see the
+    message.
 
-    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so the whole
+    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so the entire
     reply is a claim.
     """
 

@@ -37,7 +37,7 @@ class SubmitReply(WarnedReply):
     price_source: str | None = None
     worst_cost_usd: float | None = Field(
         default=None,
-        description="Highest cost of the job; its machine bills until its end is approved or automatic teardown acts",
+        description="Highest cost of the job; its machine is billed until an approved or automatic teardown ends it",
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
@@ -46,7 +46,10 @@ class SubmitReply(WarnedReply):
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="Result of the script's first step on this machine")
     choices: list[ChoiceReply] = Field(default_factory=list)
-    """Platforms on which it may run, in order. The price and the cost above are then the highest of these."""
+    """Platforms on which the job may run, in order.
+
+    The price and the cost above are then the highest of all platforms.
+    """
     findings: list[FindingReply] = Field(default_factory=list)
 
 

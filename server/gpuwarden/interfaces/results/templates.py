@@ -60,7 +60,7 @@ class TemplateWholeReply(Result):
 
 
 class RepoReply(BaseModel):
-    """Facts about a repo of the Hub. Its names are foreign text."""
+    """Facts about a repo on the Hub. Its names are untrusted text."""
 
     id: str
     license: str
@@ -162,7 +162,7 @@ def _repo(repo: Repo, config: str = "") -> RepoReply:
     chosen = configs.get(config or "default") or next(iter(configs.values()), None)
     return RepoReply(
         id=named(repo.id_now or repo.id),
-        license=named(repo.license) if repo.license else "not stated: ask its owner before you publish a model of it",
+        license=named(repo.license) if repo.license else "not stated; ask the owner before you publish a model",
         access="gated" if repo.gated else "private" if repo.private else "open",
         chat_template=repo.chat_template,
         columns={named(c.name): named(c.type, 160) for c in chosen.columns[:20]} if chosen else {},
@@ -170,7 +170,7 @@ def _repo(repo: Repo, config: str = "") -> RepoReply:
 
 
 def converted_reply(done: Conversion, found: Trainer, file: str = "") -> ConvertedReply:
-    """Return the outcome of a conversion. Rows are foreign text: fenced, bounded, without secrets."""
+    """Return the outcome of a conversion. Rows are untrusted text: fenced, bounded, without secrets."""
     left = sum(done.left_out.values())
     where = f" to {file}" if file else "; nothing was written"
     skipped = f", {counted(left, 'row')} left out" if left else ""
@@ -202,8 +202,8 @@ def template_page(found: Trainer) -> str:
     uri = TEMPLATE_URI.format(name=found.name)
     also = [f"Also known as {word}: {why}." for word, (name, why) in ALIASES.items() if name == found.name]
     submit = (
-        f"Submit it unchanged: submit_job with script `{uri}` and args `{given}`. Arguments that fit a model and a "
-        f"dataset of the Hub: read `{uri}?model=OWNER/NAME&dataset=OWNER/NAME&platform=NAME`."
+        f"Submit it unchanged: submit_job with script `{uri}` and args `{given}`. To get the arguments for a model and "
+        f"a dataset on the Hub, read `{uri}?model=OWNER/NAME&dataset=OWNER/NAME&platform=NAME`."
     )
     whole = f"Full script: skill://{FOLDER}/{found.name}.py (sha256 {found.sha256})."
     head = [f"# Template {found.name}", found.about, f"Rows: {rows}. Required: {', '.join(found.required)}.", *also]

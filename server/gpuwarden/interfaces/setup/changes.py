@@ -1,7 +1,7 @@
 """One change of a client's file: the lines to insert, the check that nothing else changes, and the undo.
 
 Every insertion is recorded in the account's state folder. If the file is unchanged since, undo restores it byte for
-byte. Otherwise undo removes only the entry, and only if it is still the one that was written.
+byte. Otherwise undo removes only the entry, and only if the entry is unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTE: Final = "setup.json"
 class Written(Frozen):
     """A change to one client's file: the offset in the file, the text, and the digest of the whole file after it.
 
-    `made`: the file did not exist before. `guard`: the guard was installed too.
+    `made`: the file did not exist before. `guard`: the guard was installed as well.
     """
 
     file: str = ""
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def after(self) -> str:
-        """Return the text of the whole file with the change."""
+        """Return the text of the complete file with the change."""
         before = self.before or ""
         return before[: self.at] + self.text + before[self.at :]
 
@@ -87,7 +87,7 @@ class Change:
 
 
 def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
-    """Return the change that adds the server. Raises ValueError if it can't be made without another change."""
+    """Return the change that adds the server. Raises ValueError if that is impossible without another change."""
     before = read(client.file)
     text = before or ""
     path = (client.key, NAME)
@@ -124,7 +124,7 @@ def undone(client: ClientFile, written: Written) -> str | None:
         return None if written.made and not exact else exact
     without = text.replace(written.text, "", 1) if client.toml else jsonc.removed(text, (client.key, NAME))
     if client.parsed(without) not in (expected, _without_empty(client, expected)):
-        raise ValueError("the entry can't be removed without another change")
+        raise ValueError("the entry can't be removed without changing other parts of the file")
     return without
 
 

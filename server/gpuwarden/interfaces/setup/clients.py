@@ -70,17 +70,20 @@ def client_files(env: Mapping[str, str]) -> dict[str, ClientFile]:
 
 
 BRINGS_GUARD: Final = frozenset({"claude", "codex"})
-"""Clients whose plugin contains the guard's hook. Gemini reads hooks from the file that Claude Code also reads, and
-Claude Code rejects Gemini's.
+"""Clients whose plugin contains the guard's hook. Gemini is missing: it reads hooks from the same file as Claude Code,
+and Claude Code rejects Gemini's hooks.
 """
 
 
 _ODD: Final = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError, StopIteration)
-"""Exceptions that reading another program's file may raise if the file has an unknown form."""
+"""Exceptions that may occur when reading another program's file, if the file has an unknown form."""
 
 
 def plugin_folder(client: ClientFile) -> Path | None:
-    """Return the folder of gpuwarden's plugin in a client, which starts the server itself; None without a plugin."""
+    """Return the folder of gpuwarden's plugin in a client; None without a plugin.
+
+    The plugin starts the server itself.
+    """
     with contextlib.suppress(*_ODD):
         if client.name == "claude":
             enabled = jsonc.loads((client.folder / "settings.json").read_text("utf-8")).get("enabledPlugins", {})

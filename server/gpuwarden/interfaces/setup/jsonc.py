@@ -1,7 +1,7 @@
 """Insert an entry into a JSON file that may have comments and trailing commas, and remove it, without other changes.
 
-The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those
-positions, so that comments, order and spacing stay. Functions raise ValueError for any other kind of file.
+The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those positions,
+so that comments, order and spacing stay. All functions raise ValueError for any other kind of file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def inserted(text: str, path: Sequence[str], value: Any) -> tuple[int, str]:
 
 
 def removed(text: str, path: Sequence[str]) -> str:
-    """Return the text without the entry at `path` and without its line and comma."""
+    """Return the text without the entry at `path`, its line and its comma."""
     table = _table(text)
     for key in path[:-1]:
         child = table.members[key].table if key in table.members else None
@@ -125,7 +125,7 @@ def _tokens(text: str) -> list[tuple[str, int]]:
 
 
 def _table(text: str) -> Table:
-    """Return the positions of the whole file. Raises ValueError if it is not one object."""
+    """Return the positions of the complete file. Raises ValueError if the file is not one object."""
     loads(text)
     words = _tokens(text)
     table, after = _value(words, 0, 0)

@@ -1,7 +1,7 @@
 """Add the server and the guard to clients, and remove them again.
 
-Setup only adds: an existing entry named gpuwarden and an installed guard stay unchanged. So an agent that runs it can
-only become guarded. Undoing it, or replacing an older guard, needs the user at a terminal.
+Setup only adds entries: an existing entry named gpuwarden and an installed guard stay unchanged. So an agent that runs
+setup can only add the guard. Undoing it, or replacing an older guard, needs the user at a terminal.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
     """Add the guard of one client if it is missing. Only a user may replace the guard of another installation."""
     states = plan.reply.guards
     if in_cache():
-        states[name] = "left out, because this installation is temporary; `uv tool install` makes one that lasts"
+        states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
         return
     if any(notice.question for notice in config.notices):
         states[name] = "left out, because this shell names another ledger or policy than the recorded one"
@@ -135,8 +135,8 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
 def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
     """Write the planned changes, record them for `--undo`, and start the server once.
 
-    Each change is recorded before it is written, so that an interrupted one can be undone. If a client's file can't be
-    written, the other clients are still changed.
+    Each change is recorded before it is written, so that an interrupted change can be undone. If a client's file can't
+    be written, the other clients are still changed.
     """
     reply = plan.reply.model_copy(deep=True)
     for change in plan.changes:

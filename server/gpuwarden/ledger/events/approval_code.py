@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 class ApprovalCodeMade(Body):
     """A terminal showed the user a code for the facts of `digest` and one browser `session`.
 
-    `code` is its salted, slow hash: the code itself is not stored.
+    `code` is the salted, slow hash of the code: the code itself is not stored.
     """
 
     event: Literal["approval_code.made"] = "approval_code.made"
@@ -22,7 +22,7 @@ class ApprovalCodeMade(Body):
 
 
 class ApprovalCodeWrong(Body):
-    """The browser session sent a wrong code. `made` is the number of the event that made the expected code."""
+    """The browser session sent a wrong code. `made` is the number of the event that recorded the expected code."""
 
     event: Literal["approval_code.wrong"] = "approval_code.wrong"
     made: int

@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A stored reason: a code, which a later version may have added, and the parameters of its sentence."""
+    """A stored reason: a code, possibly from a later version, and the parameters of its sentence."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,7 +20,8 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base of every event's body. `why` is only for display: no code branches on it. `reason` is the same as a value.
+    """Base of every event's body. `why` is only for display: no code branches on it. `reason` is the same reason as a
+    code with parameters.
 
     A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, the state to which it moves its subject.
     Fields that an older ledger may lack have defaults; a changed meaning needs a new `VERSION` and an `upcast`.
@@ -41,7 +42,7 @@ class Body(BaseModel):
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason; None if an older version recorded none or a later one an unknown code."""
+        """Return the code of the reason; None without a recorded code, or for an unknown code of a later version."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:

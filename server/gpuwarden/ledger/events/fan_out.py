@@ -1,4 +1,4 @@
-"""Events of fan-outs: the plan, the queues of its cells, and the results in their copies."""
+"""Events of fan-outs: the plan, the queues of its cells, and the results in the copies of these queues."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QueueIntent(Body):
 
 
 class ArrayIntent(Body):
-    """Jobs are about to be submitted to their engine as one array, which runs `at_once` of them at a time.
+    """Jobs are about to be submitted to their engine as one array. The engine runs `at_once` of them at a time.
 
     The token `array` allows that once.
     """
@@ -54,7 +54,10 @@ class ArrayIntent(Body):
 
 
 class CellFound(Frozen):
-    """The result of one cell in the copy of its queue. `objective` is its reported value, None without one."""
+    """The result of one cell in the copy of its queue.
+
+    `objective` is the value that the cell reported, None without one.
+    """
 
     index: int
     config: str
@@ -67,7 +70,7 @@ class CellFound(Frozen):
 
 
 class QueueCollected(Body):
-    """The copy of an ended queue was examined; `lost` is the reason if it has no copy."""
+    """The copy of an ended queue was examined. If the queue has no copy, `lost` is the reason."""
 
     event: Literal["fanout.queue.collected"] = "fanout.queue.collected"
     job: str
@@ -76,7 +79,7 @@ class QueueCollected(Body):
 
 
 class CellProven(Body):
-    """A cell succeeded and its copy is proven. The token allows one such event for each cell of a plan."""
+    """A cell succeeded and its copy is proven. The token limits each cell of a plan to one such event."""
 
     event: Literal["fanout.cell.proven"] = "fanout.cell.proven"
     index: int
@@ -100,9 +103,9 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """A fan-out has new limits. `receipt` is empty if no limit rose, because that needs no approval.
+    """A fan-out has new limits. `receipt` is empty if no limit rose, because lower limits need no approval.
 
-    With a receipt, `price` is the price checked with it, in USD an hour, and replaces the first one.
+    With a receipt, `price` is the price checked for that receipt, in USD an hour, and replaces the first price.
     """
 
     event: Literal["fanout.limited"] = "fanout.limited"

@@ -16,11 +16,11 @@ from gpuwarden.ledger.events.base import Body
 class ReceiptIssued(Body):
     """The submit gate passed a spec. `job` is set if the question is about the price of a rented machine.
 
-    `cells` counts the runs of a fan-out on at most `machines` machines; `fan_out` is the one whose limits would change.
-    `choices` are the platforms of a job that may run on several, in order; price and cost are then the highest of them.
-    `parts` are the digests of the policy, the profile and a fetched script. `storage` names the storage that is billed
-    after the machine's end, at `storage_usd_per_hour`, None if unknown. `spec` or `plan` is launched by a call with
-    only the receipt; `script_file` is the source of its script, below the working directory.
+    `cells` is the number of runs of a fan-out on at most `machines` machines; `fan_out` is the fan-out whose limits
+    would change. `choices` are the platforms of a job that may run on several, in order; price and cost are then the
+    highest of all choices. `parts` are the digests of the policy, the profile and a fetched script. `storage` names the
+    storage that is billed after the machine's end, at `storage_usd_per_hour`, None if unknown. `spec` or `plan` is
+    launched by a call with only the receipt; `script_file` is the source of its script, in the working directory.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -90,9 +90,10 @@ class JobProvisioning(Body):
 
 
 class JobMovedOn(Body):
-    """A platform certainly had no capacity, so the job continues with the next of its choices.
+    """A platform confirmed that it has no capacity, so the job continues with its next choice.
 
-    `choice` is its index in the list, from 0; `lease` and `generation` are those of the abandoned request.
+    `choice` is the index of the next choice in the list, from 0; `lease` and `generation` belong to the abandoned
+    request.
     """
 
     event: Literal["job.moved_on"] = "job.moved_on"
@@ -106,7 +107,7 @@ class JobMovedOn(Body):
 class JobSubmitting(Body):
     """A machine is ready, and an attempt will be launched there. `timeout_s` is set if the job was paused.
 
-    `array` is the token of the array with which it is launched, empty for a separate launch.
+    `array` is the token of the array with which the attempt is launched, empty for a separate launch.
     """
 
     event: Literal["job.submitting"] = "job.submitting"
@@ -136,7 +137,7 @@ class JobSubmitted(Body):
 
 
 class JobObserved(Body):
-    """Base of the moves that follow from an observation of the job.
+    """Base of the transitions that follow from an observation of the job.
 
     `observation` may contain text written by the job: it is only for display, and no decision depends on it.
     """
@@ -166,25 +167,25 @@ class JobUnknown(JobObserved):
 
 
 class JobPreempted(JobObserved):
-    """The platform took the machine back during the run."""
+    """The platform reclaimed the machine during the run."""
 
     event: Literal["job.preempted"] = "job.preempted"
     MOVES_TO: ClassVar = Job.PREEMPTED
 
 
 class JobRested(JobObserved):
-    """Base of the moves after which no process of the job writes files."""
+    """Base of the transitions after which no process of the job writes files."""
 
 
 class JobPaused(JobRested):
-    """The job's process was ended by a pause; a resume launches it again."""
+    """A pause ended the job's process; a resume launches it again."""
 
     event: Literal["job.paused"] = "job.paused"
     MOVES_TO: ClassVar = Job.PAUSED
 
 
 class JobEnded(JobRested):
-    """Base of the final moves of a job."""
+    """Base of the final transitions of a job."""
 
 
 class JobSucceeded(JobEnded):
@@ -195,7 +196,8 @@ class JobSucceeded(JobEnded):
 
 
 class JobFailed(JobEnded):
-    """The job failed, or could not be launched: `code` is the error's, `findings` are the machine's deficiencies.
+    """The job failed, or could not be launched: `code` is the error's code; `findings` list the problems of the
+    machine.
 
     `following`, stored as `next`, are the next steps of that error.
     """
@@ -251,7 +253,7 @@ class RelaunchAllowed(Body):
 class RelaunchIntent(Body):
     """Another machine is about to be rented for an interrupted job, which resumes from the pull with the digest `pull`.
 
-    `worst_cost` is its highest cost, `left` the rest of the budget after that, in US dollars.
+    `worst_cost` is the highest cost of that machine, `left` the budget that remains after it, in US dollars.
     """
 
     event: Literal["relaunch.intent"] = "relaunch.intent"
@@ -263,21 +265,21 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """The identity of the start of the machine on which a job runs."""
+    """The identity of the boot of the machine on which a job runs."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
 
 
 class FolderGone(Body):
-    """A restarted machine answers but has no run folder."""
+    """A restarted machine responds but has no run folder."""
 
     event: Literal["folder.gone"] = "folder.gone"
     machine: str
 
 
 class ProcessGone(Body):
-    """The process of an attempt is gone, and it is not yet known whether the platform took its machine."""
+    """The process of an attempt is gone, and it is not yet known whether the platform reclaimed its machine."""
 
     event: Literal["process.gone"] = "process.gone"
     attempt: int
@@ -307,10 +309,10 @@ class OutputsDeclared(Body):
 
 
 class ArtifactsPulled(Body):
-    """A job's outputs were copied here. `record` is the file that lists them, `digest` that list's.
+    """A job's outputs were copied here. `record` is the file that lists them, `digest` is its digest.
 
-    `store` is the address of the artifact store that they came from, empty if the machine sent them. `unsettled` means
-    that the store may lack files of the machine.
+    `store` is the address of the artifact store from which they were copied, empty if they were copied from the
+    machine. `unsettled` means that the store may lack files of the machine.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"
@@ -343,7 +345,7 @@ class ArtifactsVerified(Body):
 
 
 class ArtifactsExaminedThere(Body):
-    """A machine examined its own outputs. The result is a claim that no gate uses."""
+    """A machine verified its own outputs. The result is a claim that no gate uses."""
 
     event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
     verdict: Verdict

@@ -17,7 +17,7 @@ class LeaseBody(Body):
 
 
 class LeaseOpened(LeaseBody):
-    """Base of the events that open a lease: from here on a machine may be billed."""
+    """Base of the events that open a lease: a machine may be billed from then on."""
 
     MOVES_TO: ClassVar = Lease.UNVERIFIED
     job: str
@@ -33,7 +33,7 @@ class CreateIntent(LeaseOpened):
 
 
 class LeaseExtra(LeaseOpened):
-    """A second machine carries the token of a lease."""
+    """A second machine has the token of a lease."""
 
     event: Literal["lease.extra"] = "lease.extra"
 
@@ -68,7 +68,7 @@ class CreateUnknown(Body):
 class CreateAbsent(Body):
     """One poll found no machine with the lease's token.
 
-    A poll at `settles_at`, in seconds since the epoch, or later decides whether there is one.
+    A poll at `settles_at` (seconds since the epoch) or later decides whether such a machine exists.
     """
 
     event: Literal["create.absent"] = "create.absent"
@@ -97,7 +97,7 @@ class LeaseAdopted(LeaseBody):
 
 
 class LeaseUnverified(LeaseBody):
-    """The provider's answer was not understood, or the machine is listed again: it counts as billing."""
+    """The provider's answer was not understood, or the machine is listed again. The machine counts as billing."""
 
     event: Literal["lease.unverified"] = "lease.unverified"
     MOVES_TO: ClassVar = Lease.UNVERIFIED
@@ -124,7 +124,7 @@ class LeaseObserved(LeaseBody):
 
 
 class LeaseLook(LeaseBody):
-    """The result of one poll; two that agree confirm a state. `cost` is the bill at that time, in USD."""
+    """The result of one poll. Two polls that agree confirm a state. `cost` is the bill at that time, in USD."""
 
     event: Literal["lease.look"] = "lease.look"
     saw: Literal["alive", "gone", "stopped"]
@@ -168,17 +168,17 @@ class AbandonIntent(Body):
 
 
 class VerbIntent(Body):
-    """A stop or a terminate is about to be sent. From here on it counts as sent, regardless of the call's result."""
+    """A stop or a terminate is about to be sent. From then on the call counts as sent, regardless of its result."""
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
 
 
 class VerbSent(Body):
-    """A stop or a terminate was sent; `taken` is whether the platform accepted it, `why` its answer otherwise.
+    """A stop or a terminate was sent; `taken` is whether the platform accepted the verb; if not, `why` is its answer.
 
-    `not_before` is when it may be sent again, in seconds since the epoch, if the platform asked to wait.
-    Version 1 had `answer`: the word `taken`, or the platform's other answer.
+    If the platform asked to wait, `not_before` is when the verb may be sent again, in seconds since the epoch. Version
+    1 had `answer`: the word `taken`, or the platform's other answer.
     """
 
     event: Literal["verb.sent"] = "verb.sent"

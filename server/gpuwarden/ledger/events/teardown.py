@@ -73,7 +73,7 @@ class ApprovalGranted(Judged):
 
 
 class ApprovalUnanswered(Body):
-    """A client's form about the facts of `digest` got no answer; the client is not asked about them again.
+    """A client's form about the facts of `digest` got no answer; that client is not asked about these facts again.
 
     `how` is the returned action, `accept` for a form without a decision, or `no form` if the client shows no forms.
     """
@@ -84,7 +84,7 @@ class ApprovalUnanswered(Body):
 
 
 class ApprovalDeclined(Body):
-    """The user declined the facts of `digest`; they are not asked about the same facts again."""
+    """The user declined the facts of `digest` and is not asked about the same facts again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None
@@ -124,12 +124,12 @@ class TeardownNeedsHuman(Body):
 
 
 class EndingOrdered(Body):
-    """The user ordered automatic teardown of a job's machine once all outputs are verified.
+    """The user ordered automatic teardown of a job's machine, to happen once all outputs are verified.
 
-    `through` is the source: the policy file with the digest `policy`, or the approval of the receipt `receipt`. The
-    event is recorded when the job is accepted. An order through the policy is valid only as long as the policy has it.
-    `storage` names the storage that is billed after a terminate: it was shown at the submission and is accepted with
-    the job.
+    `through` is the source of the order: the policy file with the digest `policy`, or the approval of the receipt
+    `receipt`. The event is recorded when the job is accepted. An order from the policy is valid only while the policy
+    contains it. `storage` names the storage that is billed after a terminate: that storage was shown at the submission
+    and is accepted with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"

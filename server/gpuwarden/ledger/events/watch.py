@@ -22,19 +22,19 @@ class AlertBody(Body):
 
 
 class AlertRaised(AlertBody):
-    """A condition has lasted for long enough."""
+    """A condition has lasted long enough to raise an alert."""
 
     event: Literal["alert.raised"] = "alert.raised"
 
 
 class AlertCleared(AlertBody):
-    """A condition is over."""
+    """The condition of a raised alert is over."""
 
     event: Literal["alert.cleared"] = "alert.cleared"
 
 
 class AlertSent(Body):
-    """A channel delivered an alert. `alert` is the number of its event, and the subject is the alert's."""
+    """A channel delivered an alert. `alert` is the number of the alert's event; the subject is that of the alert."""
 
     event: Literal["alert.sent"] = "alert.sent"
     alert: int
@@ -42,7 +42,7 @@ class AlertSent(Body):
 
 
 class AlertUnsent(Body):
-    """A channel could not deliver an alert. `alert` is the number of its event."""
+    """A channel could not deliver an alert. `alert` is the number of the alert's event."""
 
     event: Literal["alert.unsent"] = "alert.unsent"
     alert: int

@@ -1,6 +1,6 @@
 """Copy and verify the outputs of jobs in the background, within the disk limit of the policy.
 
-A machine is billed until all outputs are verified, so the watch does not wait for an agent or the user to begin.
+A machine is billed until all outputs are verified, so the watch does not wait for an agent or the user to start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
 """Seconds between two copies of a running job that may be relaunched."""
 MOST_WAKES: Final = 2
-"""How often the watch starts a machine that stopped itself. If the copy still fails, the user has to decide."""
+"""How many times the watch starts a machine that stopped itself. If the copy still fails, the user has to decide."""
 QUIET_S: Final = 30.0
 LARGE: Final = 1 << 20
 _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
@@ -51,7 +51,10 @@ class Keeper:
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
         self._snapshots: dict[str, float] = {}
-        """When a running job is copied again. Kept apart from `_next`, because it must not delay a job that is lost."""
+        """When a running job is copied again.
+
+        Separate from `_next`, because this delay must not apply to a lost job.
+        """
 
     async def round(self) -> None:
         """Copy and verify the outputs that have no verified copy. Failures are reported in `trouble`, not raised."""
@@ -135,7 +138,7 @@ class Keeper:
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     async def _kept_instead(self, job: JobRecord) -> bool:
-        """Copy and verify a resting job's outputs from its artifact store; False if the machine has to be started."""
+        """Copy and verify a job's outputs from its artifact store; False if the machine has to be started."""
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
@@ -174,7 +177,8 @@ class Keeper:
     async def _keep(self, job: JobRecord) -> bool:
         """Copy a job's outputs if all of them fit, and verify them.
 
-        Return False if a running job has saved nothing yet or is just saving. Raises NotSupported without room.
+        Return False if a running job has not saved any file yet or is just saving. Raises NotSupported if the copy does
+        not fit.
         """
         # most rounds copy nothing, and these imports take a second
         from gpuwarden.lifecycle.artifacts.pull import pull
@@ -193,14 +197,14 @@ class Keeper:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
-                    raise  # otherwise the store is known to have nothing newer than the copy here
+                    raise  # otherwise the store is known to have no newer file than the copy here
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
         return True
 
 
 def _bytes_below(folder: Path, without: str) -> int:
-    """Return the size in bytes of the copies below a folder, without those of one job."""
+    """Return the size in bytes of the copies in a folder, without those of one job."""
     total = 0
     for root, names, files in os.walk(folder):
         if Path(root) == folder:

@@ -1,8 +1,8 @@
-"""Read the list that a job's runner left in its artifact store, and decide whether that list is final.
+"""Read the list that a job's runner stored in the artifact store, and decide whether that list is final.
 
 The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run describes
-the machine's files at that time. It is final only if nothing can have been written since: the same attempt, the same
-outputs, no later start of the machine, and, on a machine that stops itself, a check right before the stop.
+the machine's files at that time. The list is final only if no file can have been written since: the same attempt, the
+same outputs, no later start of the machine, and, on a machine that stops itself, a check right before the stop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.remote.runner.keep_report import keep_key, keep_mac
 from gpuwarden.remote.s3_store import S3Reader
 
 MOST_FILES: Final = 200_000
-"""Limit of files in a list; the runner has the same one."""
+"""Maximum number of files in a list; the runner has the same limit."""
 VIEW_S: Final = 10.0
 MOST: Final = 2**63 - 1
 """Largest number of bytes or nanoseconds that a file system can represent."""
@@ -42,7 +42,7 @@ VIEW_NAMES: Final = 8
 
 
 class _Lenient(BaseModel):
-    """A list by a runner: unknown fields may come from a newer one."""
+    """A list from a runner; unknown fields may come from a newer runner."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -205,5 +205,5 @@ def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
 
 
 def reported_end(kept: Kept) -> Observation | None:
-    """Return the end of a job as a store's list reports it; None if the list has no end."""
+    """Return the end of a job according to a store's list; None if the list contains no end."""
     return observation(kept.listed.end.status | {"now": kept.listed.taken_at}) if kept.listed.end else None

@@ -1,7 +1,7 @@
 """Copy a job's outputs from its artifact store if the machine can't be read.
 
 Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
-bytes. A listed file that the store lacks is reported as a problem by name, never left out.
+bytes. If the store lacks a listed file, the file is reported by name as a problem, never omitted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpuwarden.remote.transfer.receive import Problem, Progress, Received, recei
 _OFF: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED})
 _WHY: Final[Mapping[Code, str]] = {
     Code.STORE_INCOMPLETE: "the artifact store lists it but does not have it",
-    Code.STORE_CHANGED: "the artifact store has a different file under this name than it lists",
+    Code.STORE_CHANGED: "the artifact store's file of this name differs from the listed one",
 }
 
 
@@ -52,7 +52,7 @@ class KeptSource:
 
 
 async def at_rest(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job's machine is known to be off or gone, so that only its artifact store can be read."""
+    """Return whether a job's machine is known to be off or gone, so that only the artifact store can be read."""
     if job.lease is None:
         return False
     answer = await look(ctx, job.lease)
@@ -87,7 +87,7 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that no better copy than the present one will exist."""
+    """If the machine is gone, record that no better copy than the present one can exist."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -104,7 +104,7 @@ async def receive_kept(
     """Copy the files that a store lists to `dest`.
 
     Raises Conflict if the copy here is newer, or if the list is unsigned and has different files. Raises Unreachable if
-    the connection to the store is lost; the files received so far stay.
+    the connection to the store is lost; the files received so far remain.
     """
     if better := better_here(ctx, job, kept):
         nothing_better(ctx, job)
@@ -166,8 +166,8 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
 def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
     """Return a file of the last copy that is newer than the store's version, or a newer checkpoint that it lacks.
 
-    Return an empty string if there is none. A store whose list is final is never older. If the list is not signed, its
-    times prove nothing, so a file that differs counts too.
+    Return an empty string if there is none. A store with a final list is never older. The times in an unsigned list
+    prove nothing, so there a different file counts too.
     """
     last = last_pull(ctx, job.id)
     if last is None or unsettled(ctx, job, kept) is None:

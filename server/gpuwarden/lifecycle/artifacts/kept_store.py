@@ -1,8 +1,8 @@
 """Compare a job's artifact store with the files on its machine, without downloading them.
 
-The machine lists its files with digests that the runner computes now; an authentic seal has to agree with them. The
-store has to pass three checks: its manifest lists the same content, the object exists, and the store's checksum of the
-object matches that content. Everything else is unknown, with a reason.
+The machine lists its files with digests that the runner computes now; an authentic seal must match the digest. For each
+file, the store must pass three checks: its manifest lists the same content, the object exists, and the store's checksum
+of the object matches that content. Otherwise the file is unknown, with a reason.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CODES: Final[dict[type[WardenError], Code]] = {
 class StoreCopy(Frozen):
     """The comparison of a job's artifact store with its machine.
 
-    `files` are the paths of the files that equal the machine's, by the store's checksum. `code` and `why` explain why
-    the store is not complete; None and "" if it is.
+    `files` are the paths of the files that equal the machine's, according to the store's checksum. `code` and `why`
+    explain why the store is not complete; None and "" if it is.
     """
 
     address: str
@@ -45,7 +45,7 @@ class StoreCopy(Frozen):
 
 
 async def reachable(ctx: Context, store_url: str) -> Answer[str]:
-    """Return the problem of a store that a job is to use, "" if it can be read; Unknown without an answer."""
+    """Return the problem of a store that a job is to use, "" if the store can be read; Unknown without an answer."""
     try:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
@@ -109,7 +109,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
 
 
 def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
-    """Return why the store's object may differ from a file; None if it is shown to be equal."""
+    """Return why the store's object may differ from a file; None if the object is shown to be equal."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
     if file.sha256 is None or (row.size, row.sha256) != (file.size, file.sha256.removeprefix("sha256:")):

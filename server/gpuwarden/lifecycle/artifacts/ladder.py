@@ -86,7 +86,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
     yield Step(Rung.EQUAL, equal, at=at, files=files)
     held = _LOADED[now.verdict] if now.verdict is not None else Held.NOT_YET
     yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
-    # The teardown gate compares the store with the machine's files; this function does not.
+    # Only the teardown gate compares the store with the machine's files.
     names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
     yield Step(Rung.KEPT, Held.UNKNOWN if names else Held.UNASKED, names=names)
 

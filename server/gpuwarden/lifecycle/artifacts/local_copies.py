@@ -1,8 +1,9 @@
 """Records of the pulled copies of a job's artifacts.
 
 A pull writes one record: the local path of each file, and the machine's manifest. A *seal* is a digest of the files'
-metadata (size, times, inode), so that a later check finds in milliseconds whether the copy is still the one that was
-verified. Changing a byte changes the seal: ordinary programs can't set back the time of a file's last status change.
+metadata (size, times, inode), so that a later check determines in milliseconds whether the copy is still the one that
+was verified. Changing a byte changes the seal: ordinary programs can't set back the time of a file's last status
+change.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from gpuwarden.private import private_folder, write_private
 class Standing(Frozen):
     """State of the copy on this disk now. `verdict` is None if it was not verified since its last change.
 
-    `equal`: every file has the digest in the manifest, regardless of the verdict on its content.
-    `unread`: the files that alone cause a verdict of unknown. No reader supports them, and each copy equals the
-    machine's file by digest. `aside`: the pictures, tables and logs that alone cause a verdict of refuted; they are as
-    broken on the machine.
+    `equal`: every file has the digest in the manifest, regardless of the verdict on its content. `unread`: files in
+    unsupported formats, if the verdict is unknown only because of them; each copy equals the machine's file by digest.
+    `aside`: images, tables and logs, if the verdict is refuted only because of them; they are equally broken on the
+    machine.
     """
 
     verdict: Verdict | None = None
@@ -43,10 +44,10 @@ class Standing(Frozen):
 
 
 class Pulled(Frozen):
-    """One pull. `places` maps each path of the manifest to its path below `dest`.
+    """One pull. `places` maps each path in the manifest to its path in `dest`.
 
-    `store` is the address of the artifact store that the files came from, empty if the machine sent them. `disclosure`
-    lists the other files on the machine according to that store's final list, None without one.
+    `store` is the address of the artifact store from which the files were copied, empty if they came from the machine.
+    `disclosure` lists the other files on the machine according to that store's final list, None without one.
     """
 
     job: str
@@ -69,7 +70,7 @@ class Pulled(Frozen):
         return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
     def local_manifest(self) -> Manifest:
-        """Return the machine's manifest with the local names of the files; an absolute path is below `machine/`.
+        """Return the machine's manifest with the local names of the files; an absolute path is under `machine/`.
 
         A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
         """
@@ -125,10 +126,10 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
-    """Return the copy that counts for a job: the oldest complete and proven one since its end, else the latest pull.
+    """Return the copy that counts for a job: the oldest complete, proven copy since its end, else the latest pull.
 
     A later pull to another folder does not replace a proven copy. `listed` are the files on the machine now: a copy
-    that lacks one of them, or has an older version, does not count if another copy has them all.
+    that lacks one of these files, or has an older version, does not count if another copy has all of them.
     """
     end = at_rest(ctx.ledger, job_id)
     tried = set()
@@ -179,7 +180,7 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
 def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
     """Return whether a job's machine may have more files than the store that a copy came from.
 
-    It may if it was started since, or if the store's list was not final, unless the machine is gone.
+    It may if the machine was started since, or if the store's list was not final, unless the machine is gone.
     """
     if not (event.data.store or event.data.unsettled):
         return False
@@ -241,7 +242,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verdict on a copy on this disk; an empty one if the copy has changed since its verification."""
+    """Return the verdict on a copy on this disk; an empty verdict if the copy has changed since its verification."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
     if proof is None or proof.seal is None:

@@ -2,7 +2,7 @@
 
 If the machine can't be read, the files come from the job's artifact store.
 
-The log is copied too, even if the job saved nothing else.
+The log is copied too, even if the job saved no other file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _CHUNK = 1 << 20
 class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
-    `store` is the artifact store that the files came from, empty if the machine sent them; `lost` is the reason why the
-    machine did not send them; `unsettled` is the reason why the store may lack files of the machine. `log_lost` counts
-    the bytes of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
+    `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is the
+    reason why they did not come from the machine; `unsettled` is the reason why the store may lack files of the
+    machine. `log_lost` counts the bytes of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -67,13 +67,13 @@ async def pull(
 ) -> PullResult:
     """Copy the declared outputs of a job to `dest` (default: gpuwarden's folder) and compare digests.
 
-    `also` declares further outputs permanently: the teardown gate protects them like the others. If the machine is off,
-    gone or silent, the files come from the job's artifact store, if it has one. A machine that stopped itself is
-    started only if the store's list is not final or the store refuses access.
+    `also` permanently declares further outputs: the teardown gate protects them like all other outputs. If the machine
+    is off, gone or silent, the files come from the job's artifact store, if it has one. A machine that stopped itself
+    is started only if the store's list is not final or the store refuses access.
 
     Raises Conflict for a job that was never launched; BadRequest for a destination that is on the machine, belongs to
-    gpuwarden or has other files; Unreachable if the machine does not answer (the next pull continues with the files
-    received so far); Refused if starting the machine costs more than the user allowed.
+    gpuwarden or contains other files; Unreachable if the machine does not answer (the next pull continues with the
+    files received so far); Refused if starting the machine costs more than the user allowed.
     """
     job = read_job(ctx.ledger, job_id)
     if not job.spec.artifact_store or also:
@@ -85,7 +85,7 @@ async def pull(
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
                 if not parked(ctx, job):
-                    raise  # otherwise the machine has the files that the store refuses to send
+                    raise  # otherwise the files that the store refuses to send are on the machine
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:
@@ -107,7 +107,7 @@ async def _pull_kept(
     progress: Callable[[Progress], None] | None,
     lost: str = "",
 ) -> PullResult:
-    """Copy the files that an artifact store lists. `lost` is the error if the machine was tried first."""
+    """Copy the files that an artifact store lists. `lost` is the error if copying from the machine failed first."""
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)

@@ -1,8 +1,8 @@
 """Authenticate the seals of a machine: digests that gpuwarden's sealer computed there right after a save.
 
-A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Each line therefore
-carries a MAC under a key of the job, which the runner receives over stdin and which is on no disk of the machine. A
-line without a valid MAC counts as no seal, and the report names it.
+A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Therefore each line has a
+MAC under a key of the job. The runner receives that key over stdin, and it is on no disk of the machine. A line without
+a valid MAC does not count as a seal, and the report names it.
 
 SECURITY.md lists the limits of a seal.
 """
@@ -21,7 +21,7 @@ CLOCK_S = 300.0
 
 
 def job_key(ctx: Context, job_id: str) -> str:
-    """Return the key of a job's seals, derived from the installation's key, the only stored key."""
+    """Return the key of a job's seals, derived from the installation's key. Only the installation's key is stored."""
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 

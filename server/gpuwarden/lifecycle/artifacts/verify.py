@@ -44,10 +44,10 @@ async def verify(
 ) -> Report:
     """Verify WHAT: a job id, `hf://owner/name`, or a path.
 
-    `against` is a path or an address on the Hub to compare with; a path on the instance if the instance verifies. The
+    `against` is a path or an address on the Hub to compare with; if the instance verifies, a path on the instance. The
     default level is `load`; on the Hub it is `structure`, because deeper levels download; on the instance, `content`.
-    `auto` verifies on the instance if nothing of the job has been pulled yet. `budget` bounds a verification of a path
-    or on the instance; `limits` bounds the resources spent on a single file here.
+    `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` bounds a verification of
+    a path or on the instance; `limits` bounds the resources spent on a single file here.
     """
     if not what.strip() or (against is not None and not against.strip()):
         raise BadRequest("the path is empty", "Name a file or folder; the working folder is a dot.")

@@ -1,7 +1,7 @@
 """Verify a checkpoint on the Hub.
 
-Level `structure` downloads only headers, by range requests; names, sizes and digests are those that the Hub lists.
-Every deeper level downloads the files into huggingface_hub's cache and verifies them there, against the listed digests.
+Level `structure` downloads only headers, by range requests; names, sizes and digests are those listed by the Hub. Every
+deeper level downloads the files into huggingface_hub's cache and verifies them there, against the listed digests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def verify_hub(
             f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
             (
                 do(Action.VERIFY, path=address, level="structure"),
-                f"For level {level}, verify it on a terminal, which has no size limit.",
+                f"For level {level}, verify it at a terminal, where no size limit applies.",
             ),
         )
     folder = await _thread(partial(_downloaded, listing, config))
@@ -100,7 +100,7 @@ async def _thread(work: Callable[[], _T]) -> _T:
 
 
 def _inside(listing: Listing) -> dict[str, HubFile]:
-    """Return the files by their paths below the address; if the address is a file, by its name."""
+    """Return the files by their paths relative to the address; if the address is a file, by its name."""
     base = listing.address.path
     cut = len(base) + 1 if base and base not in listing.files else base.rfind("/") + 1
     return {path[cut:]: file for path, file in listing.files.items()}
@@ -166,7 +166,7 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
 
 
 def _complete(listing: Listing, made: Report, address: str) -> Report:
-    """Return the report under the repo's name; a listed file that the download lacks refutes it."""
+    """Return the report under the repo's name. If the download lacks a listed file, the report is refuted."""
     here = {f.path for f in made.files}
     gone = [name for name in _inside(listing) if name not in here]
     bare = [name for name, f in _inside(listing).items() if f.sha256 is None]

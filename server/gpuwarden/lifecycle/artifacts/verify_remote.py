@@ -1,6 +1,6 @@
 """Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
 
-The result is a claim of that machine. It shows whether the files there are whole, but does not replace a copy that
+The result is a claim of that machine. It shows whether the files there are intact, but does not replace a copy that
 survives the machine's end, so the teardown gate does not use it.
 """
 
@@ -146,7 +146,7 @@ async def verify_there(
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
     """Validate the machine's findings, and return them under the names of the outputs.
 
-    The second value merges the comparisons of the outputs that contain a model.
+    The second return value merges the comparisons of the outputs that contain a model.
     """
     found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
     for output, raw in answer.items():

@@ -1,7 +1,7 @@
 """Advance a job as far as possible now. Any process may do so; after a crash, the next call finishes the open step.
 
 Every step records its intent, commits, makes its call, and records the outcome. If an intent has no outcome, the step
-first searches for the effect of the earlier call, and repeats the call only if it finds none.
+first searches for the effect of the earlier call, and repeats the call only if there is no effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ async def advance(ctx: Context, job_id: str) -> JobRecord:
 
 
 async def advance_locked(ctx: Context, job_id: str) -> JobRecord:
-    """Advance a job whose lock the caller holds. No step starts that could exceed the patience of waiting callers."""
+    """Advance a job whose lock the caller holds.
+
+    A step is not started if it could exceed the patience of waiting callers.
+    """
     begun = anyio.current_time()
     for _ in range(MAX_STEPS):
         job = read_job(ctx.ledger, job_id)

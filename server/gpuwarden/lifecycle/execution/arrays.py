@@ -2,7 +2,8 @@
 
 The jobs were accepted, and their submission announced, in one transaction with the intent of the array. Any process
 that advances one of them sends the whole array, under its lock. After a crash or a lost reply the array is sent again,
-and the backend finds the jobs that it already has. If the fan-out was ended meanwhile, only those jobs are recorded.
+and the backend recognizes the jobs that it already has. If the fan-out was ended meanwhile, only the jobs that the
+backend already has are recorded.
 """
 
 from __future__ import annotations

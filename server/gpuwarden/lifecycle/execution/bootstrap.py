@@ -1,8 +1,8 @@
-"""Contact a machine over SSH for the first time: pin its host key, then probe whether it is fit for a job.
+"""Contact a machine over SSH for the first time: pin its host key, then check that it is fit for a job.
 
-The key is recorded, for the lease or for the user's machine, before any other data is sent, and is the only one
-accepted from then on. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented:
-the user decides about its end. The user's machine is probed by the submit gate.
+The key is recorded, for the lease or for the user's machine, before any other data is sent. From then on, no other key
+is accepted. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented: the user
+decides about its end. The user's machine is probed by the submit gate.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ async def pin_host_key(ctx: Context, place: Place) -> Place:
 
 
 async def probe_host(ctx: Context, place: Place) -> list[Finding]:
-    """Probe the user's machine for the submit gate, after its host key is pinned. Raises HostKeyChanged."""
+    """Probe the user's machine for the submit gate, after pinning its host key. Raises HostKeyChanged."""
     met = ctx.ledger.last(f"host/{place.host}", HostTrusted) is not None
     pinned = await pin_host_key(ctx, place)
     return await ctx.backend(ctx.profile(place.platform).backend).check(pinned if met else place)

@@ -14,9 +14,10 @@ from gpuwarden.lifecycle.records import JobRecord
 
 
 def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
-    """Return the secrets for a job. Raises NotFound for one without a value in this process.
+    """Return the secrets for a job.
 
-    `seals`: gpuwarden's sealer runs beside the job, and removes its key from them.
+    Raises NotFound for a secret without a value in this process. `seals`: gpuwarden's sealer runs beside the job, and
+    removes its key from the secrets.
     """
     store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
@@ -26,7 +27,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
             "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
         )
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
-    if store:  # the runner removes these: they are for the uploader, not for the job
+    if store:  # the runner removes these, because they are for the uploader, not for the job
         secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
     names = (*job.spec.secrets, *(store.credentials if store else ()))
     ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
@@ -38,7 +39,7 @@ def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
 
 
 async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
-    """Return an attempt of a job in the form for a backend, with its local input files."""
+    """Return an attempt of a job in the backend's form, with its local input files."""
     from gpuwarden.lifecycle.submission.input_store import staged  # lazy: status calls need no inputs
 
     inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)

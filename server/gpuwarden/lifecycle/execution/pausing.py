@@ -1,7 +1,8 @@
 """Resume a paused job: its process saved and ended on request, and is launched again in the same folder on request.
 
-A pause does not count as a restart. Every user who may submit may pause and resume; the cost of a resume stays within
-the approved amount of the job, or within the caps. The machine keeps billing until the user approves its stop.
+A pause does not count as a restart. Every user who may submit jobs may pause and resume them; the cost of a resume
+stays within the amount approved for the job, or within the caps. The machine is billed until the user approves its
+stop.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gpuwarden.lifecycle.leases.parking import STATUS, keeps
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0
-"""Seconds before the first retry for a machine that did not start; doubles each time."""
+"""Seconds before the first retry for a machine that did not start; the wait doubles each time."""
 LONGEST_START_S: Final = 300.0
 
 
@@ -70,7 +71,7 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
-    """Relaunch a job whose machine the platform took, if the user allowed that; end any other job without a machine."""
+    """Relaunch a job whose machine was reclaimed, if the user allowed that; end any other job without a machine."""
     if may_relaunch(ctx, job.id) and taken(ctx, job):
         return job.resume_requested and await relaunch(ctx, job)
     if ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None:

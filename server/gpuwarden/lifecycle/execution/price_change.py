@@ -1,7 +1,8 @@
 """Handle a machine whose price is above the checked one: the job is launched only within the caps or after approval.
 
-Some platforms report the true price only with the machine. It is compared with the caps before the launch. If it is
-above them, the job waits for approval; without approval in time, the machine, which never ran a job, is given back.
+Some platforms report the true price only with the machine. That price is compared with the caps before the launch. If
+it is above them, the job waits for approval; if it is not approved in time, the machine is given back; it never ran a
+job.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROUNDING: Final = 1.01
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Return whether a job may be launched at its machine's price. `no`: it was not approved in time."""
+    """Return whether a job may be launched at its machine's price. `no`: the price was not approved in time."""
     price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -34,7 +35,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
         if not question:
             ctx.ledger.add(job.subject, PriceAccepted(price=price, why=_said(price, allowed)))
             return "yes"
-        # `approve` accepts this ticket. It matches no submission, so it can't rent a second machine.
+        # `approve` accepts this ticket. The ticket matches no submission, so it can't rent a second machine.
         ticket, spec = f"r{random.token_hex(8)}", job.spec
         expires = ctx.clock.now() + ctx.profile(spec.platform).limits.boot_timeout_s
         issued = ReceiptIssued(
@@ -73,8 +74,8 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
     if asked is None or job.state is not Job.PROVISIONING or spending_approved(ctx, asked.data.ticket):
         return None
     text = (
-        f"{asked.data.why}. The job is not launched, and the machine bills. Without approval it is given back when "
-        "the boot limit is over."
+        f"{asked.data.why}. The job is not launched, and the machine is billed. Without approval, the machine is "
+        "given back when the boot limit is reached."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
     return PriceQuestion(text, (approval(asked.data.ticket), resume), asked.data.ticket)
@@ -87,7 +88,7 @@ def allowed_price(ctx: Context, job: JobRecord) -> float | None:
 
 
 def _said(price: float, allowed: float) -> str:
-    return f"the machine bills {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
+    return f"the machine costs {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
 
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:

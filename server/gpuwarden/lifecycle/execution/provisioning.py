@@ -1,4 +1,4 @@
-"""Advance an accepted job to a usable machine, or give the machine back if it does not come up.
+"""Advance an accepted job to a usable machine, or give the machine back if it does not become usable.
 
 Every step records its intent, commits, makes its call, and records the outcome. After a lost reply, the instance is
 searched for by its token. A step returns whether the job changed its state, so that the next step can follow.
@@ -51,14 +51,15 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
-"""Seconds before the first retry at a platform that had no machine for an interrupted job; doubles each time."""
+"""Seconds before the first retry at a platform that had no machine for an interrupted job; the wait doubles each time.
+"""
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
 """Seconds before a retry at a platform that rate-limits orders: the first wait, and the maximum as it doubles."""
 FETCH_S: Final = 3600
 """Seconds that a machine is kept after its job's time limit, so that the user can pull its outputs.
 
-They begin after every grace period that the user set.
+They are added to every grace period that the user set.
 """
 
 
@@ -80,7 +81,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
 
 
 def _in_hurry(ctx: Context, job: JobRecord) -> bool:
-    """Return whether the job's platform has rate-limited another job's order in this pass over all jobs."""
+    """Return whether the job's platform rate-limited another job's order in this pass over all jobs."""
     walk = shared_answers(ctx)
     return walk is not None and job.spec.platform in walk.hurried
 
@@ -104,7 +105,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
-    # At most the checked price, and no longer than needed. A platform without a price gets no cap.
+    # At most the checked price, and no longer than needed. A platform without a price gets no price cap.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
     limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
@@ -124,7 +125,7 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 def patience_s(ctx: Context, job_id: str) -> int:
-    """Return the longest time in seconds that the user allowed between the job's end and its machine's."""
+    """Return the longest time in seconds that the user allowed between the end of the job and that of its machine."""
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
@@ -133,11 +134,11 @@ def patience_s(ctx: Context, job_id: str) -> int:
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
     """Send the create request and record its outcome; an answer with a machine of another lease counts as lost.
 
-    A platform may refuse a request and still carry it out, and its list may be outdated. So the job keeps waiting for
-    its machine, which counts as billing, until a second poll `settle_s` later: if a machine is found, it is adopted as
-    if the request had succeeded; otherwise the job fails with the refusal. If the same work is submitted elsewhere
-    meanwhile, the user must approve it (`spending_question`). A refusal before anything was ordered, such as an empty
-    search result, is certain: the job fails at once, and the caller can submit it elsewhere.
+    A platform may refuse a request and still carry it out, and its list may be outdated. Therefore the job keeps
+    waiting for its machine, which counts as billing, until a second poll `settle_s` seconds later: if a machine is
+    found, it is adopted as if the request had succeeded; otherwise the job fails with the refusal. If the same work is
+    submitted elsewhere meanwhile, the user must approve it (`spending_question`). A refusal before anything was
+    ordered, such as an empty search result, is certain: the job fails at once, and the caller can submit it elsewhere.
     """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
@@ -176,7 +177,7 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     if doubted is None or doubted.data.code == RateLimited.code or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
-        return False  # many machines were interrupted at once: one may be free later
+        return False  # many machines were interrupted at the same time, so one may be free later
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
@@ -205,7 +206,10 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 
 
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
-    """Return another lease of this machine, if any: two jobs must not share one, or the end of one ends both."""
+    """Return another lease of this machine, if any.
+
+    Two jobs must not share a machine, or ending it for one job ends both.
+    """
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
             name != lease.id
@@ -265,7 +269,7 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if isinstance(found, Unknown):
         return False
     if found.value:
-        with ctx.ledger.transaction():  # the search ends with the first, so record all
+        with ctx.ledger.transaction():  # the search ends with the first instance, so record all
             ctx.ledger.add(lease.subject, LeaseAdopted(instance=found.value[0]))
             for extra in found.value[1:]:
                 record_extra(ctx, lease, extra)
@@ -301,7 +305,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
 
 
 def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
-    """Record a second instance with a lease's token as another lease: no job uses it, and it bills."""
+    """Record a second instance with a lease's token as another lease, because it is billed although no job uses it."""
     n = 1
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
@@ -374,7 +378,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Give back an instance that did not become usable. It ran no job, so no outputs can be lost."""
+    """Give back an instance that did not become usable. It did not run a job, so no outputs can be lost."""
     why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
@@ -390,7 +394,7 @@ def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
 
 
 async def _give_back(ctx: Context, lease_id: str) -> None:
-    """Request the end of an abandoned instance at every call: an earlier request may have been lost."""
+    """Request the termination of an abandoned instance at every call, because an earlier request may have been lost."""
     subject = f"lease/{lease_id}"
     if ctx.ledger.state(subject) == Lease.STOPPING and ctx.ledger.last(subject, AbandonIntent) is not None:
         await request_end(ctx, lease_id, "terminate")

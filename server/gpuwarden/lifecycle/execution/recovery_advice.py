@@ -1,4 +1,4 @@
-"""Suggest the next call for a job whose machine is gone; no machine is rented again automatically."""
+"""Suggest the next call for a job whose machine is gone. No machine is rented again automatically."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Ends that would occur again on another machine."""
+"""Reasons that would end the job on another machine too."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
-"""Ends of a process that the end of its machine explains, unless gpuwarden requested that end."""
+"""Reasons for a process's end that the end of its machine explains, unless gpuwarden requested the latter."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
@@ -70,7 +70,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
-    """Return the copy's path relative to the working directory, as for an input; None if outside it or hidden."""
+    """Return the copy's path relative to the working directory, as for an input; None if it is hidden or outside."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

@@ -5,7 +5,7 @@ gets the newest proven checkpoint.
 
 The user allows a relaunch at a terminal, for one job and up to a budget, together with the approval of its spending.
 The next machine costs at most the checked price, and every cap applies. A job without a proven copy is not relaunched,
-because the work would be paid for twice.
+because its work would be paid for twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord, lease_ids_of
 
 KEPT_PATIENCE_S: Final = 3600.0
-"""Seconds that a relaunch waits for an artifact store. No machine bills meanwhile."""
+"""Seconds that a relaunch waits for an artifact store. No machine is billed meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Relaunch:
 
 
 def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
-    """Return the relaunch budget that the user approved at a terminal with a receipt; None without one."""
+    """Return the relaunch budget that the user approved with this receipt; None if there is no such approval."""
     said = carried(ctx, receipt)
     if said is None or said.relaunch_budget_usd is None:
         return None
@@ -62,7 +62,7 @@ def may_relaunch(ctx: Context, job_id: str) -> bool:
 
 
 def taken(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job ran on its machine and gpuwarden sent no verb to that machine."""
+    """Return whether a job ran on its machine and gpuwarden sent no stop or terminate to that machine."""
     if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
         return False
     return ctx.ledger.last(f"lease/{job.lease}", VerbSent) is None
@@ -85,7 +85,7 @@ def awaits_kept(ctx: Context, job: JobRecord) -> bool:
 
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
-    """Return the newest copy of a job that is still proven on this disk, with its record."""
+    """Return the newest copy of a job that is still proven on this disk, with the record of the copy."""
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
         pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
@@ -104,7 +104,7 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     if worst is None or job.price is None:
         return "its maximum cost is unknown"
     if lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES):
-        return "another machine of the job may bill"
+        return "another machine of the job may be billed"
     costs = [spent(ctx, name) for name in leases]
     if None in costs:
         return "its cost so far is unknown"
@@ -116,7 +116,7 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     if worst > left:
         return f"the budget has {usd(max(0.0, left))} left, and another run may cost {usd(worst)}"
     caps = caps_on(ctx, job.spec, total + worst, job.person, machine=worst, of=(job.id,))
-    # A cap of zero means that the user is asked, and the user has approved this budget.
+    # A cap of zero means that the user must be asked, and the user has approved this budget.
     if over := next((cap.broken for cap in caps if 0 < cap.limit < cap.cost), ""):
         return over
     proven = proven_copy(ctx, job)

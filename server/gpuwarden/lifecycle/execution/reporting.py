@@ -14,7 +14,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
 REPORT_KEYS: Final = "GPUWARDEN_REPORT_"
-"""Prefix of their names on the way to the runner, which removes them from the secrets."""
+"""Prefix of the names under which the keys are sent to the runner, which removes them from the secrets."""
 METRICS_PATH: Final = "/api/training/local/metrics"
 ALERTS_PATH: Final = "/api/alerts/trigger"
 
@@ -28,7 +28,7 @@ def report_secrets(ctx: Context, job: JobRecord, *, runner: bool) -> dict[str, s
         return {REPORT_KEYS + name: value for name, value in given.items()}
     own = {*job.spec.env, *job.spec.secrets}
     if not server or own & {"METRICS_API_URL", "ALERT_API_URL"}:
-        return {}  # no address, or the user's own one, which must not get gpuwarden's keys
+        return {}  # no address, or one that the user set, which must not get gpuwarden's keys
     variables = {
         "JOB_ID": job.id,
         "USER_ID": "local",

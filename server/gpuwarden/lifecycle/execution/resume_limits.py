@@ -14,9 +14,9 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
-"""Seconds that an attempt gets at least while its time limit is not used up, so that it can save again."""
+"""Minimum seconds of an attempt while its time limit is not used up, so that the job can save again."""
 WORTH_S: Final = 300.0
-"""Seconds that the approved amount must pay for at least to start an attempt."""
+"""Minimum seconds that the approved amount must cover to start an attempt."""
 
 
 class Attempt(NamedTuple):
@@ -30,7 +30,7 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     """Return the attempt that may follow a pause.
 
     Time and cost before the pauses count: the attempt ends when the approved amount is used up. Raises Refused if
-    neither the approved amount nor the caps leave enough for it.
+    neither the approved amount nor the caps leave enough for an attempt.
     """
     if not ctx.policy.allows(job.spec.platform):
         raise _refused(job, "the policy no longer allows its platform")
@@ -66,8 +66,8 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 def _approved(ctx: Context, job: JobRecord) -> float | None:
     """Return the cost that a job may reach without a check of the caps, in US dollars; None if they must be checked.
 
-    The user's approval lasts. A cost that was only within the caps of one day is not approved for another day: many
-    jobs could be deferred to the same day.
+    The user's approval remains valid. A cost that was only within the caps of one day is not approved for another day,
+    because many jobs could be deferred to the same day.
     """
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None

@@ -52,9 +52,9 @@ CANCEL_GRACE_S: Final = 10.0
 FOLDER_GONE_S: Final = 60.0
 """Seconds that a restarted machine may take to mount its volumes."""
 INTERRUPTION_S: Final = 120.0
-"""Seconds that a platform may take to report an interruption after it has ended the machine's processes."""
+"""Seconds that a platform may take to report an interruption after it ended the machine's processes."""
 SAVE_GRACE_S: Final = 120.0
-"""Seconds after SIGTERM for a job that reached its cap to write a checkpoint; callers do not wait that long."""
+"""Seconds after SIGTERM in which a job that reached its cap can write a checkpoint; callers do not wait that long."""
 
 
 OBSERVED: Final[dict[Job, type[JobObserved]]] = {
@@ -77,7 +77,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     attempt = announced.data.attempt if announced else 1
     if job.array:
         return await send_array(ctx, job.array)
-    # A recalled fan-out cancels neither a job with a rented machine, which bills already, nor a later attempt.
+    # A recalled fan-out cancels neither a job with a rented machine, which is already billed, nor a later attempt.
     unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
     if job.cancel_requested or unwanted:
         found: Answer[Handle | None] = Known(None)
@@ -122,7 +122,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
 
 
 async def running(ctx: Context, job: JobRecord) -> bool:
-    """Observe the process and its machine, and change the job's state if both together decide it."""
+    """Observe the process and its machine, and change the job's state if the two observations decide it."""
     assert job.handle is not None
     machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
     rests = parked(ctx, job)
@@ -170,7 +170,7 @@ async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
     """Return why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
 
-    `rests`: its machine stopped itself, so the cap does not apply.
+    `rests`: the job's machine stopped itself, so the cap does not apply.
     """
     if job.cancel_requested:
         return because(Code.CANCELED)
@@ -183,7 +183,7 @@ def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, res
 
 
 def _remember_machine(ctx: Context, job: JobRecord, machine: str) -> None:
-    """Record the boot of the machine that a job runs on: a later boot proves that the process is dead."""
+    """Record the boot of the machine on which a job runs, because a later boot proves that the process is dead."""
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or known.data.machine != machine:
         ctx.ledger.add(job.subject, MachineSeen(machine=machine))
@@ -237,9 +237,9 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Judge a machine that answers and has no run folder: the job failed if the machine restarted, confirmed twice.
+    """Judge a machine that responds but has no run folder: if the machine restarted, confirmed twice, the job failed.
 
-    A volume may be attached late, so the second observation is at least `FOLDER_GONE_S` later.
+    A volume may be attached late, so the second observation is at least `FOLDER_GONE_S` seconds later.
     """
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:
@@ -272,7 +272,7 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
     if seen is not None:
         body = seen.model_dump(mode="json")
         if (clean := scrubbed(body, ctx.hidden(body, job.spec.secrets))) != body:
-            seen = Observation.model_validate(clean)  # before anything is cut to length, or kept
+            seen = Observation.model_validate(clean)  # before any text is truncated or stored
         ctx.observed[job.id] = seen
     return seen
 
@@ -283,7 +283,7 @@ def judge(
     """Return a job's next state and its reason, from the process, its machine, and whether the machine restarted.
 
     A job is PREEMPTED, and so relaunched, only if its machine is off or has restarted. A status file that reports an
-    interruption is no proof, because the job can write it.
+    interruption proves nothing, because the job can write to it.
     """
     instance, off = machine.value if isinstance(machine, Known) else None, _off(machine)
     taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
@@ -340,7 +340,8 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
 async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool | None:
     """End the process of a job that is to be paused, with time to save.
 
-    Return None if another cause ended the process or may have: then the job is judged as if no pause was requested.
+    Return None if another cause ended the process, or may have ended it; the job is then judged as if no pause was
+    requested.
     """
     assert job.handle is not None
     if _off(machine) or _gone(machine):
@@ -377,7 +378,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
             return False
         if answer.value is None:
             return _lease_ended(ctx, job) and await relaunch(ctx, job)
-        if job.resumed:  # the pause cost money, which counts against the limits
+        if job.resumed:  # the cost of the pause counts against the limits
             try:
                 limit_s = allowed_attempt(ctx, job).timeout_s
             except Refused as dear:

@@ -1,4 +1,4 @@
-"""Return the remaining steps of a job, from the states that they depend on."""
+"""Compute the remaining steps of a job from the states that determine them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
-    """Return the lease for a job's next step: that of its current machine, or another one of the job that bills."""
+    """Return the lease for a job's next step: that of its current machine, or another billed lease of the job."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
         return lease_now(ctx, live[0]) if live else None
@@ -138,9 +138,9 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 class Arranged:
     """The user's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
 
-    `verb` is that of automatic teardown, None without one; `through` and `by` are the source and the author of the
-    order. `ends_at` is set once its notice was delivered, `objected_at` once a hold canceled the order. `parks_after_s`
-    is the time in seconds between the job's end and the self-stop; None without self-stop.
+    `verb` is the verb of automatic teardown, None without automatic teardown; `through` and `by` are the source and the
+    author of the order. `ends_at` is set once the notice was delivered, `objected_at` once a hold canceled the order.
+    `parks_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
     """
 
     verb: Verb | None = None

@@ -10,7 +10,7 @@ from gpuwarden.lifecycle.leases.meter import spent
 from gpuwarden.lifecycle.records import JobRecord
 
 MAYBE_DONE = (Unreachable, BadReply)
-"""Errors after which it is unknown whether the call was carried out."""
+"""Errors after which it is unknown whether the call took effect."""
 
 
 def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:

@@ -41,7 +41,7 @@ async def fan_out(
     """Check a plan, and launch it if it is allowed: a metered plan needs a receipt first, like a single job.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
-    BadRequest for a plan whose cost can't be bounded.
+    and BadRequest for a plan whose cost can't be bounded.
     """
     if receipt is not None and dry_run:
         raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
@@ -126,13 +126,13 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
         pretend = known.plan.base.platform.startswith(REHEARSAL) is plan.base.platform.startswith(REHEARSAL)
         if paid and pretend and not standing(ctx, known).over:
             cells = f"{counted(again, 'cell')} of {counted(plan.size, 'cell')}"
-            asks.append(f"fan-out {known.id} has {cells} and is not over, so they would be paid for twice")
+            asks.append(f"fan-out {known.id} already has {cells} and is not over, so they would be paid for twice")
             break
     return "; ".join(filter(None, asks))
 
 
 def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
-    """Return the highest cost of a plan in US dollars: that of all queues, at most its budget. None if unknown."""
+    """Return the highest cost of a plan in US dollars: the cost of all queues, at most the budget; None if unknown."""
     cost = replace(checked.facts, spec=queue_spec(plan, (), plan.base.name)).worst_cost
     each = replace(checked.facts, spec=plan.base).worst_cost
     if cost is None or each is None or plan.base.timeout_s is None:

@@ -23,11 +23,14 @@ from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
-"""Bytes that are read of a `cell.json` or a `result.json`; a limit, because the job wrote them."""
+"""Maximum bytes that are read from a `cell.json` or a `result.json`, because the job wrote the file."""
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
-    """Copy, verify and collect every ended queue that is not collected yet. Return the failures and reasons, by job."""
+    """Copy, verify and collect every ended queue that is not collected yet.
+
+    Return the failures with their reasons, by job.
+    """
     fan, trouble = read_fan_out(ctx.ledger, fan_id), dict[str, str]()
     for queue in fan.queues:
         job = read_job(ctx.ledger, queue.job)
@@ -70,7 +73,7 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
         return QueueCollected(job=job.id, lost="it saved nothing")
     report = await verify_job(ctx, job.id)
     by_index = {cell.index: cell for cell in fan.cells}
-    # Every cell's folder counts, even one that was not requested.
+    # Every cell's folder counts, even if the cell was not requested.
     names = {path.split("/")[1] for path in pulled.places if path.startswith(f"{CELLS}/") and path.count("/") > 1}
     # Only exact folder names count: `7` or other digits beside `00007` would be the same cell twice.
     indices = [index for index in range(MAX_CELLS) if f"{index:05d}" in names]
@@ -79,7 +82,7 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return the result in a cell's folder; None without a readable `cell.json`, which means that it did not end."""
+    """Return the result in a cell's folder; None without a readable `cell.json`: the cell did not end."""
     prefix = f"{CELLS}/{index:05d}/"
     said = _read(pulled.places.get(f"{prefix}cell.json"))
     if said is None:
@@ -96,7 +99,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
     )
     if cell is None or config != cell.config or said.get("state") != "done" or code != 0:
         return found
-    # The objective is that of its `result.json`, the one with the shortest path.
+    # The objective comes from the `result.json` with the shortest path.
     results = sorted((p for p in pulled.places if p.startswith(prefix) and p.endswith("/result.json")), key=len)
     result = _read(pulled.places[results[0]]) if results else None
     reached = result.get("objective") if result else None

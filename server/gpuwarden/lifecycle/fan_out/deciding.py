@@ -30,9 +30,9 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
-    """Give unverified cells further attempts: the named ones, or all.
+    """Give unverified cells further attempts: the named cells, or all.
 
-    The receipt, the budget and the configurations stay. Raises BadRequest for an index that the plan does not have, or
+    The receipt, the budget and the configurations remain. Raises BadRequest for an index that is not in the plan, or
     whose cell is verified or runs; Refused if the user ended the fan-out at a terminal and the call comes from another
     interface.
     """
@@ -55,7 +55,7 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
 
 
 async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Stop further launches of a fan-out and cancel its running jobs. Its machines stay and are billed."""
+    """Stop further launches of a fan-out and cancel its running jobs. Its machines keep running and are billed."""
     for job in end_fan_out(ctx, fan_id, by).live:
         await cancel(ctx, job)
     return await advance_fan_out(ctx, fan_id)

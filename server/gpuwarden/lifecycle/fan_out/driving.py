@@ -1,4 +1,4 @@
-"""Advance every open fan-out of a ledger for the watch: proofs of ended queues, and further launches."""
+"""Advance every open fan-out of a ledger for the watch: prove the outputs of ended queues, and launch further cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Drives the fan-outs of one ledger. After a hold or a failure, the interval doubles each time.
+    """Drives the fan-outs of one ledger. After each hold or failure, the interval doubles.
 
     A finished fan-out is checked again only after it is resumed or its limits change.
     """
@@ -57,7 +57,7 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
 
     def conditions(self) -> list[Condition]:
-        """Return the alert conditions of the fan-outs as of their last round here; those of finished ones for a day."""
+        """Return the alert conditions of the fan-outs as of their last round here; of finished fan-outs, for a day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]

@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
 class Hold(StrEnum):
-    """Why no further cell is launched although cells wait. Running jobs continue."""
+    """The reason why no further cell is launched although cells wait. Running jobs continue."""
 
     BUDGET = "budget"
     CAPS = "caps"
@@ -36,7 +36,7 @@ SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class Held:
-    """A hold with its details. A total budget of `needs` US dollars would clear it."""
+    """A hold with its details. A total budget of `needs` US dollars would clear the hold."""
 
     by: Hold
     detail: str = ""
@@ -57,9 +57,9 @@ class Held:
 def fan_out_conditions(
     ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
-    """Yield the alert conditions of a fan-out as last advanced: it waits for the user, lost cells, or is over.
+    """Yield the alert conditions of a fan-out as last advanced: that it waits for the user, has lost cells, or is over.
 
-    The end of a running job may free budget, caps or machines, so those holds count only when no job runs.
+    When a running job ends, it may free budget, caps or machines, so these holds count only when no job runs.
     """
     fan, steps = now.fan, tuple(next_steps)
     who = f"fan-out {fan.id} ({line(fan.plan.base.name, 60)})"

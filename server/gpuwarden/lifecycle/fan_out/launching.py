@@ -1,7 +1,7 @@
 """Launch the queues of a fan-out: one machine each, within the budget and the caps, until every cell is proven.
 
 A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
-reply, `advance` adopts the job, so no cell is given to two machines. If an engine has arrays, all waiting cells are
+reply, `advance` adopts the job, so no cell runs on two machines. If an engine has arrays, all waiting cells are
 submitted as one array, whose jobs are recorded in one transaction; the engine runs as many at a time as machines are
 free.
 """
@@ -44,7 +44,7 @@ from gpuwarden.lifecycle.submission.submit import (
 
 @dataclass(frozen=True)
 class FanOutResult:
-    """Result of a fan-out call. `now` is None if the plan was only checked: then `receipt` launches it."""
+    """Result of a fan-out call. If the plan was only checked, `now` is None, and `receipt` launches it."""
 
     plan: FanOutPlan
     findings: tuple[Finding, ...] = ()
@@ -74,7 +74,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
         held, launched = await _launch_all(ctx, fan_id)
     for job_id in launched:
         job = read_job(ctx.ledger, job_id)
-        if not job.array or job.state is Job.SUBMITTING:  # the first of an array sends all of it
+        if not job.array or job.state is Job.SUBMITTING:  # the first job of an array sends the full array
             trouble.append(await _advanced(ctx, job_id))
     fan = read_fan_out(ctx.ledger, fan_id)
     told = tuple((job, why) for job, why in trouble if why)
@@ -99,7 +99,10 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
 
 
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Advance open jobs, with one poll for all jobs of a place. Return each job's error, empty if there was none."""
+    """Advance open jobs, with one poll for all jobs at the same place.
+
+    Return each job's error, empty if there was none.
+    """
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]
     with sharing(ctx, [read_job(ctx.ledger, job) for job in job_ids], ()):
@@ -137,7 +140,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
 
 
 def _asked(ctx: Context, now: Standing, room: int) -> Standing:
-    """Let a search choose one cell for each free place, and record them."""
+    """Let a search choose one cell for each free machine, and record these cells."""
     fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
     count = min(free, fan.plan.size - len(fan.cells))
     if count <= 0:
@@ -158,7 +161,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # another process may advance it; the inputs stay relative to this folder
+    there.cwd = Path(fan.folder)  # another process may advance the fan-out; the inputs remain relative to this folder
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None

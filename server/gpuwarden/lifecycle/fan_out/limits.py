@@ -1,7 +1,7 @@
 """Change the budget of a fan-out and the number of its machines.
 
-Lower limits need no approval. Higher limits, or a price that rose, need the same as a launch: a fresh receipt, and
-above the caps the user's approval. If the user approved the present limits, every rise needs another approval.
+Lower limits need no approval. Higher limits, or a price that rose, have the requirements of a launch: a fresh receipt,
+and above the caps the user's approval. If the user approved the present limits, every rise needs another approval.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rise:
 
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """Return the approval, if it is needed, and the call that puts the limits into force."""
+        """Return the approval, if needed, and the call that puts the limits into force."""
         again = do(
             Action.RESUME,
             "to put these limits into force",
@@ -73,9 +73,9 @@ async def change_limits(
 ) -> Rise | None:
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
-    Return a rise that was only checked, or None once the limits are in force. Raises BadRequest for invalid limits,
-    Conflict for a receipt that is stale or for another request, Refused if the gate blocks or the user has to approve
-    first.
+    Return higher limits that were only checked, or None if the limits are in force. Raises BadRequest for invalid
+    limits, Conflict for a receipt that is stale or for another request, Refused if the gate blocks or the user has to
+    approve first.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
@@ -102,7 +102,7 @@ async def change_limits(
         raise Conflict("the receipt is for other limits, or the limits were changed since", WITHOUT_RECEIPT)
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
         raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
-    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both use the same room
+    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both use the same budget
         ask = _question(ctx, fan, wanted, checked)
         if ask and not spending_approved(ctx, receipt):
             raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)

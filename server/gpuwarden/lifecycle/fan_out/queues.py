@@ -1,4 +1,4 @@
-"""Record the queues of a fan-out with their jobs: a single one, or many as one array of their engine."""
+"""Record the queues of a fan-out with their jobs: a single queue, or many queues as one array of their engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Queue:
 
 
 def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
-    """Return the queue of these cells; `checked` is the result for one of them."""
+    """Return the queue of these cells; `checked` is the gate's result for one of them."""
     facts = replace(checked.facts, spec=queue_spec(plan, cells, f"{plan.base.name[:50]}-q{number}"))
     return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
 
@@ -73,7 +73,7 @@ async def record_array(
 
 
 def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
-    """Return a queue of as many cells as the rest of the budget covers at worst; None if it does not cover one."""
+    """Return a queue of as many cells as the remaining budget covers in the worst case; None if it covers none."""
     while cells:
         queue = queue_of(fan.plan, cells, checked, number)
         worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0

@@ -38,9 +38,9 @@ from gpuwarden.people import person_of
 class FanOutRecord:
     """One fan-out. `cells` are those of the plan and those that a search has added.
 
-    `person` requested it, and its inputs are below `folder`. `plan` has the present limits; `asked` is the digest of
-    the accepted plan. `consent` is the receipt for these limits, in force since `consented_at`, and `shown` is the
-    highest cost on it in US dollars, None if unknown.
+    `person` requested it, and its inputs are in `folder`. `plan` has the present limits; `asked` is the digest of the
+    accepted plan. `consent` is the receipt for these limits, in force since `consented_at`. `shown` is the highest cost
+    on that receipt in US dollars, None if unknown.
     """
 
     id: str
@@ -62,9 +62,9 @@ class FanOutRecord:
     arrays: dict[str, int]
     """Number of an array's jobs that its engine runs at a time, by token."""
     resumed: dict[int, int]
-    """Number of queues at the time when a cell was last resumed, by index."""
+    """For each cell index, the number of queues when the cell was last resumed."""
     decisions: int
-    """How often it was ended, resumed, or given other limits."""
+    """How many times the fan-out was ended, resumed, or given other limits."""
     ended_by: str
     """The actor who ended it, with the interface, in the form of the ledger; empty if it was not ended."""
 
@@ -85,7 +85,7 @@ class FanOutRecord:
 
 
 def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | None:
-    """Fold a fan-out's events; None if none of them accepted it."""
+    """Fold a fan-out's events; None if none of them accepts the fan-out."""
     accepted = next((e for e in events if isinstance(e.data, FanOutAccepted)), None)
     if accepted is None:
         return None
@@ -173,7 +173,7 @@ def standing(ctx: Context, fan: FanOutRecord) -> Standing:
         for job, queue in zip(jobs, fan.queues, strict=True)
     ]
     seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
-    # The first proof of a cell counts: the job of a later, duplicate proof is not in `proven`.
+    # The first proof of a cell counts; the job of a later, duplicate proof is not in `proven`.
     assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
     leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
     cost = sum(committed(ctx, job, leases[job.id]) for job in jobs)

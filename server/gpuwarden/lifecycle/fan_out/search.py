@@ -1,4 +1,4 @@
-"""Choose the next settings of a search with Optuna's ask-and-tell interface, from the ledger alone."""
+"""Choose the next settings of a search with Optuna's ask-and-tell interface, based only on the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.core.models import Cell
 def chosen(
     plan: FanOutPlan, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
 ) -> tuple[Cell, ...]:
-    """Return the next cells of a search. `reached` has the objective of every ended cell, None if it has none.
+    """Return the next cells of a search. `reached` has the objective of every ended cell, None without one.
 
     Other cells count as running, so that several can be requested at a time without a duplicate. Raises NotSupported if
     Optuna is not installed.

@@ -1,1 +1,1 @@
-"""The billing status of each instance, the limits on its cost, and the orders about its end."""
+"""The billing status of each instance, the limits on its cost, and its orders: automatic teardown and self-stop."""

@@ -1,8 +1,8 @@
 """Bind each lease to the account that rented it, so that another account's key can't make an instance appear gone.
 
-The ledger keeps salted digests (`Account`), never the key. The same key is the same account, without a query. For
+The ledger keeps salted digests (`Account`), never the key. An equal key means the same account, without a query. For
 another key, the platform is queried for its account. If that is unknown, for example after a key was replaced on a
-platform without account ids or for a lease of an older ledger, the lease is bound to the key only by an answer that
+platform without account ids or for a lease of an older ledger, the lease is bound to the key only once an answer
 contains the instance.
 """
 
@@ -114,7 +114,7 @@ class Bound:
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:
-        """Query, and accept an answer to an unproven key only if it contains the instance."""
+        """Query, and accept an answer to an unproven key only if the answer contains the instance."""
         found = await match(self.ctx, self.lease)
         if found is Match.OTHER:
             return self._unknown(found)
@@ -128,7 +128,7 @@ class Bound:
         return answer
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
-        """Send a verb, after the current key is proven to be of the lease's account or to reach the instance."""
+        """Send a verb once the current key is proven to belong to the lease's account or to reach the instance."""
         if walk := shared_answers(self.ctx):
             walk.forget(self.lease.platform, ident)
         found = await match(self.ctx, self.lease)

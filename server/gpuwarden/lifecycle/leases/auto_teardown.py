@@ -1,4 +1,4 @@
-"""Read the automatic teardown of a job that is in force, and whether a watch runs to carry it out. A light module."""
+"""Read the automatic teardown in force for a job, and whether a watch runs to carry it out. Imports little."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuwarden.lifecycle.leases.budgets import carried
 from gpuwarden.policy_record import Notice
 
 WATCH_FILE: Final = "watch.json"
-"""File below the state folder in which the leading watch keeps its state between rounds."""
+"""File in the state folder in which the leading watch keeps its state between rounds."""
 ROUND: Final = "watch|round|"
 """Key in that file for the round itself; the conditions have other keys."""
 WATCHED_S: Final = 900.0
-"""Seconds since the last round within which a watch, or a timer instead of one, counts as running."""
+"""Seconds since the last round within which a watch, or a timer that replaces it, counts as running."""
 
 
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
@@ -59,9 +59,10 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as it is in force now: with the longer grace period; a policy that terminates allows a stop too.
+    """Return an order as it is in force now, with the longer of both grace periods.
 
-    Return None if the policy does not give the order or can't be read.
+    A policy that allows terminating allows a stop too. Return None if the policy does not give the order or can't be
+    read.
     """
     if order.through == "approval":
         return order
@@ -90,7 +91,7 @@ def watched(ctx: Context) -> bool:
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return the notices of a reply about costs: that no watch carries out automatic teardown, then the policy's."""
+    """Return the notices of a reply about costs: a missing watch for automatic teardown, then the policy's notices."""
     ordered = False
     with contextlib.suppress(WardenError):  # an invalid policy is one of the warnings
         ordered = ctx.policy.teardown.automatic != "off"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 IDLE_H: Final = 1.0
-"""Hours that a machine is assumed to bill after its job has ended."""
+"""Hours that a machine is assumed to be billed after its job has ended."""
 
 
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
@@ -44,7 +44,9 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
         paid = (job for job in live if ctx.profile(job.spec.platform).meter.metered)
         duplicate = next((job for job in paid if _work(job.spec, job.inputs) == wanted), None)
         if duplicate is not None:
-            questions.append(f"job {duplicate.id} does the same work and has not ended, so it would be paid for twice")
+            questions.append(
+                f"job {duplicate.id} does the same work and has not ended, so the work would be paid for twice"
+            )
     return "; ".join(filter(None, questions))
 
 
@@ -88,7 +90,7 @@ def caps_on(
 
 
 def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tuple[str, ...] = ()) -> str:
-    """Describe the first cap that a cost would exceed; empty if none. `of` are its jobs, if they are accepted.
+    """Describe the first cap that a cost would exceed; empty if none. `of` are its accepted jobs.
 
     If the ledger lost events, the past cost is unknown and every cost counts as above the caps.
     """
@@ -99,7 +101,7 @@ def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tup
 
 
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
-    """Return the program, arguments and inputs: jobs that share them do the same work."""
+    """Return the program, arguments and inputs. Jobs that have the same ones do the same work."""
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
@@ -111,7 +113,7 @@ def spent_today(
     `pretend` selects rehearsals or real jobs; `counts` selects the jobs.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
-    # Only open jobs and jobs whose machines bill, or billed since then, can have cost anything.
+    # Only open jobs, and jobs whose machines are billed or were billed since then, can have costs.
     billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
     costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
     for job in filter(counts, (read_job(ctx.ledger, job_id) for job_id in costing if job_id not in without)):
@@ -143,7 +145,7 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     if job.state in TERMINAL_JOBS:
         if not live:
             return cost
-        # An ended job's machines bill until the user releases them; without this, short jobs would cost nothing.
+        # An ended job's machines are billed until the user releases them. Without this, short jobs would have no cost.
         cost += sum((lease.price or job.price or 0.0) * IDLE_H for lease in live)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((lease.price or 0.0 for lease in leases), default=0.0)
@@ -155,9 +157,9 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """Return the cost since a time of a machine that may bill, by its price, in US dollars.
+    """Return the cost since a time of a machine that may be billed, according to its price, in US dollars.
 
-    If no price is reported, the last known one counts, or the checked one.
+    If no price is reported, the last known price counts, or the checked price.
     """
     price = lease.price or job.price
     if lease.state not in LIVE_LEASES or price is None:

@@ -1,4 +1,4 @@
-"""Compute danger clocks: the actions that a platform takes on a machine by itself, and their dates."""
+"""Compute danger clocks: the automatic actions of a platform on a machine, and their dates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SET_BY_PLATFORM = "the end date set by the platform"
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return when a machine was first reported off since it last ran; None if it is not off."""
+    """Return the time when a machine was first reported off since it last ran; None if it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None

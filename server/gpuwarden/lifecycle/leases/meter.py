@@ -1,8 +1,8 @@
-"""Poll an instance and decide whether it bills: an ended state is confirmed by a second answer.
+"""Poll an instance and decide whether it is billed. An ended state must be confirmed by a second answer.
 
 An answer that can't be interpreted moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
 confirmed by a second poll that agrees with the first, at least the provider's settle time later; for "stopped", the
-bill must not have grown in between. An answer to another account's key is ignored.
+bill must not have grown in between. An answer that was obtained with another account's key is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Seconds at the full price that may be billed late for a machine that is off."""
+"""Seconds at the full price that may be billed belatedly for a machine that is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
 """Smallest difference of a price or bill that is recorded: a fraction, and US dollars."""
 
@@ -75,7 +75,7 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
 
 
 def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
-    """Record the changes of an instance that may bill: its return, state, address or price."""
+    """Record the changes of an instance that may be billed: its return, state, address or price."""
     before, last = lease.instance, ctx.ledger.last(lease.subject, LeaseLook)
     if last is not None and last.data.saw != "alive":
         ctx.ledger.add(lease.subject, LeaseLook(saw="alive", instance=instance))
@@ -115,21 +115,22 @@ def believed(ctx: Context, lease_id: str) -> str | None:
 
 
 def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an answer changes the cost enough to be recorded, so that every process shows the same cost."""
+    """Return whether an answer changes the cost by enough to be recorded, so that every process shows the same cost."""
     price, now = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
     changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
     return changed or (instance.cost_usd or 0.0) > now * (1 + PRICE_CHANGE) + CENT
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether an instance that ran no job is being given back: only its termination ends all its costs."""
+    """Return whether an instance that ran no job is being given back. Only its termination ends all its costs."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
 def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an instance that does not bill stays off.
+    """Return whether an instance that is not billed stays off.
 
-    An interrupted one may come back, unless its stop was requested: a platform may report both states alike.
+    An interrupted instance may come back, unless its stop was requested; a platform may report both cases in the same
+    way.
     """
     if instance.state is not InstanceState.INTERRUPTED:
         return instance.state is InstanceState.STOPPED
@@ -141,7 +142,8 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
     """Return why a machine that counts as off must have run since, according to its bill; empty if it has not.
 
-    The user may start and stop it in the console between two polls; files written meanwhile are only on its disk.
+    The user may start and stop the machine in the console between two polls; files written in that time are only on its
+    disk.
     """
     ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:

@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.records import JobRecord
 def parked(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
-    In each case, including a stop in the console, all declared outputs are on its disk.
+    In all these cases, including a stop in the console, all declared outputs are on the machine's disk.
     """
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False

@@ -1,8 +1,8 @@
-"""Self-stop: a machine stops itself after its job has ended, if its outputs are not pulled and survive a stop.
+"""Self-stop: a machine stops itself after its job has ended, if the outputs are not pulled and survive a stop.
 
-The user allows it in the policy file, and a job keeps the setting from its acceptance. The runner gets it at the
-launch, and only if the profile states that the machine can stop itself with its own key and that every declared output
-survives a stop. A self-stopped machine is started again for a pull, within the caps.
+The user allows this in the policy file, and a job keeps the setting from its acceptance. The runner gets the setting at
+the launch, and only if the profile states that the machine can stop itself with its own key and that every declared
+output survives a stop. A self-stopped machine is started again for a pull, within the caps.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gpuwarden.lifecycle.records import JobRecord, read_job
 MARGIN_S: Final = 300.0
 """Seconds after the grace period of automatic teardown that the watch has to end the machine before a self-stop."""
 OVERRUN_S: Final = 600.0
-"""Seconds that a job's supervisor has to end it after its timeout, before the machine counts as idle."""
+"""Seconds that a job's supervisor has to end the job after its timeout, before the machine counts as idle."""
 STATUS: Final = "status.json"
-"""File below the run root, like every relative output, that records how the job ended."""
+"""File in the run root, like every relative output, that records how the job ended."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
-"""Hours that a restarted machine is assumed to bill until its outputs are pulled."""
+"""Hours that a restarted machine is assumed to be billed until its outputs are pulled."""
 
 
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
     """Return the self-stop order for a job at its acceptance; None if the policy does not allow self-stop.
 
-    Automatic teardown comes first: a machine stops itself only after its grace period.
+    Automatic teardown comes first: a machine stops itself only after the grace period of automatic teardown.
     """
     in_force = ctx.in_force
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
@@ -71,7 +71,7 @@ def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
 def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
     """Return the self-stop instructions for a job's runner; None if a stop could lose files.
 
-    An outbid interruptible machine looks like a self-stopped one, so interruptible machines get none.
+    Interruptible machines get no instructions, because an outbid machine looks like a self-stopped one.
     """
     ordered, profile = allowed_to_park(ctx, job.id), ctx.profile(job.spec.platform)
     facts = profile.unattended
@@ -81,7 +81,7 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
         return None
     by = SelfStop(command=place.self_stop) if place.root else facts.by
     if place.root and not place.self_stop:
-        return None  # the stop command of a real machine must never run on this one
+        return None  # the stop command of a real machine must never run on this machine
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
     outputs = () if place.root else job.outputs
@@ -169,7 +169,10 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
 
 
 async def hold(ctx: Context, job_id: str) -> bool:
-    """Cancel the self-stop of a job's machine. Return False if it has none. Raises an error if it can't be reached."""
+    """Cancel the self-stop of a job's machine.
+
+    Return False without self-stop. Raises an error if the machine can't be reached.
+    """
     job = read_job(ctx.ledger, job_id)
     if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):
         return False

@@ -1,8 +1,8 @@
-"""Share answers in one pass over all jobs: one list per platform for its machines, one poll per place for its jobs.
+"""Share answers in one pass over all jobs: one list of machines per platform, one poll of jobs per place.
 
 A pass over a thousand machines queries their platform once. A machine is queried by its id if the list lacks it or
-reports it as gone or unclear, or if an event or request of it is newer than the list. Polls of a place and its jobs
-follow the same rule. A platform with a single machine is queried for that machine.
+reports it as gone or unclear, or if the machine has an event or a request that is newer than the list. Polls of a place
+and its jobs follow the same rule. A platform with a single machine is queried for that machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _List:
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
-    """If the list failed: whether the query for a single machine failed too; None if none was made."""
+    """If the list request failed: whether the query for a single machine failed too; None if no such query was made."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class SharedAnswers:
             self._jobs.setdefault(_where(handle), {})[handle.token] = handle
 
     def forget(self, platform: str, ident: str) -> None:
-        """Drop a machine from its platform's list, because a request was sent to it since."""
+        """Drop a machine from its platform's list, because a request about the machine was sent since."""
         if (known := self._lists.get(platform)) is not None:
             known.machines.pop(ident, None)
 
@@ -81,7 +81,7 @@ class SharedAnswers:
         if isinstance(known.answer, Unknown):
             if known.limited or known.silent:
                 return known.answer
-            known.silent = True  # reset if one machine answers: then only the list failed
+            known.silent = True  # reset if one query succeeds: then only the list request failed
             answer = await provider.get(ident)
             known.silent = isinstance(answer, Unknown)
             return answer
@@ -106,7 +106,7 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Keep the answers of a lease valid: its latest events only record these answers."""
+        """Keep the answers of a lease valid, because its latest events only record these answers."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:

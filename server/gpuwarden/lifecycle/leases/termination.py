@@ -21,7 +21,7 @@ ASK_AGAIN_S: Final = 30.0
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""Longest wait that a platform may request, in seconds: the machine bills meanwhile."""
+"""Longest wait that a platform may request, in seconds, because the machine is billed meanwhile."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
@@ -29,8 +29,8 @@ _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, Inst
 def voided(ctx: Context, record: TeardownRecord) -> bool:
     """Return whether no call may be sent for an approved request.
 
-    Either automatic teardown approved it and was canceled since, or the approval expired before the first call was
-    sent, for example because the process died or the computer slept.
+    Either automatic teardown approved the request and was canceled since, or the approval expired before the first call
+    was sent, for example because the process died or the computer slept.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     if granted is None:
@@ -51,9 +51,9 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
     """Send the next verb for a machine's stop or termination: first a stop, if the platform requires it.
 
     No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
-    `ASK_AGAIN_S` ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next call
-    retries. No verb is sent for a request (`by`) under a hold: the intent is recorded, before the call, only without a
-    hold.
+    `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next
+    call retries. No verb is sent for a request (`by`) under a hold: the intent is recorded, before the call, only
+    without a hold.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
@@ -67,7 +67,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         same = before.data.verb == step and before.data.taken
         if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
             return
-    with ctx.ledger.transaction():  # a hold is recorded either before this or too late
+    with ctx.ledger.transaction():  # a hold is recorded either before this, or is too late
         if by is not None and voided(ctx, by):
             return
         ctx.ledger.add(lease.subject, VerbIntent(verb=step))

@@ -48,9 +48,9 @@ OVERLAP_S: Final = 600.0
 """Largest difference between the clocks of two processes that write one ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""Seconds that a question waits for an answer before its alert is repeated."""
+"""Seconds without an answer after which the alert of a question is repeated."""
 ORDER_LATE_S: Final = 120.0
-"""Seconds that automatic teardown may be late before the alert on the idle machine is raised."""
+"""Seconds by which automatic teardown may be late before the alert about the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
@@ -70,8 +70,9 @@ BALANCE: Final = "watch/balance-"
 class Condition:
     """A condition that is true now. It becomes an alert after it has lasted for `hold_s` seconds.
 
-    `since` is the time of its start if the ledger records one; otherwise the time of the first observation counts.
-    A change of `same` restarts the count. A condition with a `mark` is an event: it is reported once and never clears.
+    `since` is the time at which the condition started, if the ledger records it; otherwise the time of the first
+    observation counts. A change of `same` restarts the count. A condition with a `mark` is an event: it is reported
+    once and never clears.
     """
 
     subject: str
@@ -92,7 +93,7 @@ class Condition:
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
     """Return all current conditions. Yields to other tasks between jobs.
 
-    `raised` are the keys of open alerts: an open alert clears at a stricter limit than it was raised at.
+    `raised` are the keys of open alerts: an open alert is cleared at a stricter limit than the one that raised it.
     """
     found = []
     for subject, platform in (("watch/day", ""), ("watch/rehearsal-day", REHEARSAL)):
@@ -102,7 +103,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
             found.append(Condition(subject, "day_budget", text))
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        # An open alert clears at a higher limit than it was raised at, because spending fluctuates.
+        # An open alert is cleared at another limit than the one that raised it, because spending fluctuates.
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
         if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
             text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or end machines you do not need."
@@ -127,7 +128,7 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
 
 
 def _watched(ctx: Context) -> list[str]:
-    """Return the ids of the jobs to check: the unsettled ones and those that failed within a day."""
+    """Return the ids of the jobs to check: the unsettled jobs and those that failed within a day."""
     day = ctx.clock.now() - DAY_S
     failed = ctx.ledger.subjects("job", Job.FAILED, since=day)
     lately = (*failed, *(event.subject for event in ctx.ledger.recent(JobPreempted, day)))
@@ -142,9 +143,9 @@ def _conditions_of(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iter
 
 
 def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
-    """Return the raised alerts whose cause may persist, without those that only repeat a question.
+    """Return the raised alerts whose cause may persist, except those that only repeat a question.
 
-    The leading watch records the end of the others.
+    The leading watch records the end of all others.
     """
     alerts = [Alert.read(event) for event in ctx.ledger.standing_alerts()]
     keys, present = {alert.key for alert in alerts}, dict[str, set[Key]]()
@@ -161,7 +162,7 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
         if job.id in asked and alert.kind in ASKED:
             return False
         if kind == "job" and job.state not in TERMINAL_JOBS and job.id not in ctx.observed:
-            return True  # only an observation of the job can clear it
+            return True  # only an observation of the job can clear such an alert
         if job.id not in present:
             present[job.id] = {c.key for c in _conditions_of(ctx, job, keys)} if job.id in watched else set()
         return alert.key in present[job.id]
@@ -172,7 +173,7 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
     """Yield a condition for each open question to the user, with the text that every list of questions uses.
 
-    A question is repeated at growing intervals: each is three times as long as the one before.
+    A question is repeated at growing intervals: each interval is three times as long as the previous one.
     """
     for asked in what_waits(ctx):
         if asked.kind in {"ordered", "price", "blocked", "unasked"}:
@@ -180,7 +181,7 @@ def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
         kind, text = "approval", f"{asked.text}. It waits for your approval."
-        if asked.kind == "unseen_end":  # the platform accepted the request, but the machine still bills
+        if asked.kind == "unseen_end":  # the platform accepted the request, but the machine is still billed
             kind, text = "unseen_end", f"{asked.text}."
         yield Condition(asked.subject, kind, line(text, 600), mark=str(times), next_steps=asked.next_steps)
 
@@ -275,7 +276,7 @@ def _observed_conditions(
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # An open alert clears at a higher limit than it was raised at, so that it does not flicker.
+        # An open alert is cleared at a higher limit than the one that raised it, so that it does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
             text = f"{job.id}: {100 * free / total:.0f} % of the {what} is left; the next checkpoint may not fit."
@@ -295,7 +296,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
-        # A teardown of the job ends the job's current machine, so only the console surely ends this one.
+        # A teardown of the job ends the job's current machine, so only the console can reliably end this one.
         why, hold_s = f"was rented for {job.id}, which does not use it", 0.0
         if given_back is not None:
             why, hold_s = f"was given back because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
@@ -329,7 +330,8 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     asked = woken is not None and back is not None and woken.seq < back.seq and back.at - woken.at < DAY_S
     if back is not None and not asked and _recent(ctx, back.at) and job.state in TERMINAL_JOBS:
         off = back.data.instance is not None and back.data.instance.meter is False
-        text = f"{machine} was recorded as {f'off, but {back.data.why}' if off else 'ended, but runs and bills'}."
+        but = f"off, but {back.data.why}" if off else "ended, but is still running and is billed"
+        text = f"{machine} was recorded as {but}."
         end = (do(Action.TEARDOWN, job_id=job.id),)
         yield Condition(lease.subject, "came_back", text, mark=str(back.seq), next_steps=end)
     cap = ctx.policy.caps_for(lease.platform).per_instance_usd
@@ -343,7 +345,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
 
 
 def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condition:
-    """Return the condition that a job has ended and its machine is billed, or that its announced end is overdue.
+    """Return the condition that an ended job's machine is billed, or that the machine's announced end is overdue.
 
     The first announcement counts: the end would never be overdue if each repetition postponed it.
     """
@@ -352,11 +354,11 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
     due = None if said is None else said.data.ends_at
     price = lease.instance.price_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
-    overdue = "" if due is None else " Its end by automatic teardown is overdue."
+    overdue = "" if due is None else " Its automatic teardown is overdue."
     return Condition(
         lease.subject,
         "finished_billing",
-        f"{job.id} {job.state.told} and its machine still bills{rate}.{overdue}",
+        f"{job.id} {job.state.told} and its machine is still billed{rate}.{overdue}",
         max(ctx.policy.watch.finished_minutes * 60, 0.0 if due is None else due + ORDER_LATE_S - job.since),
         since=job.since,
         next_steps=following(ctx, job),
@@ -364,7 +366,7 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
 
 def raise_overdue(ctx: Context) -> None:
-    """Raise an alert for each overdue automatic teardown. Every command does it, because no watch may be running.
+    """Raise an alert for each overdue automatic teardown. Every command does this, because possibly no watch runs.
 
     While the policy can't be read, replies report that instead.
     """
@@ -397,7 +399,7 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
 async def billed_today(ctx: Context, *, pretend: bool) -> float:
     """Return the known cost of machines in the last 24 hours, in US dollars: at most one day for each.
 
-    The cost of an ended machine does not change, so each process reads it once.
+    The cost of an ended machine does not change, so each process reads it only once.
     """
     now = ctx.clock.now()
     day = now - DAY_S

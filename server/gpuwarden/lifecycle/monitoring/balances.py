@@ -38,7 +38,7 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
     if isinstance(balance, Known):
         if balance.value.currency != "USD":
             burn, whole = 0.0, False
-        elif balance.value.per_hour is not None:  # the platform's figure counts if it is higher
+        elif balance.value.per_hour is not None:  # the platform's figure is used if it is higher
             burn, whole = max(burn, balance.value.per_hour), True
     clocks = ctx.profile(platform).danger_clocks
     effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)

@@ -39,7 +39,7 @@ PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMP
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its lease and a piece of its log. `note` names missing information, `explained` the possible faults."""
+    """A job, its lease and a piece of its log. `note` names missing information; `explained` lists possible faults."""
 
     job: JobRecord
     observation: Observation | None
@@ -63,7 +63,7 @@ class Checked:
 
     @property
     def skew(self) -> Skew | None:
-        """Return the releases that contain a name which the job's environment lacks."""
+        """Return the releases that contain a name that the job's environment lacks."""
         return self.explained.skew
 
     @property
@@ -128,7 +128,7 @@ def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arrang
 
 @dataclass(frozen=True)
 class Signaled:
-    """A job after a request to end, pause or resume its process, with its lease as last observed."""
+    """A job after a request to end, pause or resume its process, with the lease as last observed."""
 
     job: JobRecord
     lease: LeaseRecord | None
@@ -139,7 +139,8 @@ class Signaled:
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
     """Return an observation with the step and the metrics that a piece of log contains.
 
-    They are used only if the observation has neither: a serverless platform runs no runner that would read them.
+    These are used only if the observation has neither, because a serverless platform has no runner that would read
+    them.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen
@@ -162,7 +163,7 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
 async def cancel(ctx: Context, job_id: str) -> Signaled:
     """End a job's process, with a signal first so that it can save. The machine stays and is billed.
 
-    Canceling an ended job does not change its state, but ends a process that still runs.
+    Canceling an ended job does not change its state, but ends any process that is still running.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state in TERMINAL_JOBS:

@@ -18,7 +18,8 @@ UNKNOWN = "unknown"
 class CheckOutcome(Frozen):
     """The outcome of one check on the job's machine, by the ids of list, check and outcome.
 
-    `outcome` is `unknown` if the command gave no answer; `why` has the reason. `value` is the number that decided it.
+    `outcome` is `unknown` if the command gave no answer; `why` has the reason. `value` is the number that determined
+    the outcome.
     """
 
     list: str

@@ -1,6 +1,6 @@
 """Diagnose a job with the references, from the end of its log and from its observation.
 
-A healthy job is never diagnosed. A job that succeeded is diagnosed only for metrics that are not finite at its end.
+A healthy job is never diagnosed. A job that succeeded is diagnosed only if metrics are not finite at its end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
-    """Yield the signs of trouble in an observation. Trouble that the job has recovered from does not count."""
+    """Yield the signs of trouble in an observation. Trouble from which the job has recovered does not count."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
         for alert in (a for a in open_alerts(seen) if a.kind in kinds):

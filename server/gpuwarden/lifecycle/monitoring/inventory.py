@@ -1,4 +1,4 @@
-"""List the machines of every platform in use, rented by gpuwarden or not, with their costs and all failed queries."""
+"""List the machines of every platform in use, also those not rented by gpuwarden, with costs and failed queries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ SUBJECTS_OF_A_JOB: Final = 4
 class Row:
     """One machine. `lease` is None if gpuwarden did not rent it. `billing` None is unknown and counts as billing.
 
-    `since` is when it was rented, `stopped_at` when it was first observed off, `stopped_usd_per_hour` its price then.
+    `since` is when the machine was rented, `stopped_at` when it was first observed off, and `stopped_usd_per_hour` its
+    price while it is off.
     """
 
     platform: str
@@ -104,10 +105,10 @@ class Row:
 
     @classmethod
     def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
-        """Return the row of a machine that only the platform lists: not rented here, or recorded as gone."""
+        """Return the row of a machine that only the platform lists: it was not rented here, or is recorded as gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
-        # A provider explains a listed item that is not a machine, such as a schedule.
+        # The provider describes a listed item that is not a machine, such as a schedule.
         said = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
         return cls(
             platform=platform,
@@ -141,7 +142,7 @@ class Inventory:
 async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
     """Advance every job, lease and teardown as far as possible. Return the failures, by id, with their reasons.
 
-    Jobs in `skip` are left out: their platform or machine has not answered recently.
+    Jobs in `skip` are omitted, because their platform or machine has not answered recently.
     """
     trouble: dict[str, str] = {}
     names = [job_id for job_id in unsettled(ctx) if job_id not in skip]
@@ -181,7 +182,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
     trouble: dict[str, str] = {}
     slow: set[str] = set()
     for platform, job_id in ((job.spec.platform, job.id) for job in jobs):
-        await checkpoint()  # a step without network traffic would block all other tasks
+        await checkpoint()  # without this, steps without network traffic would block all other tasks
         if platform in slow:
             trouble[job_id] = f"not looked at this time: {platform} answers slowly"
             continue
@@ -198,7 +199,7 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # each of its other jobs would delay the round as much
+            slow.add(platform)  # each of the platform's other jobs would delay the round by as much
     return trouble
 
 

@@ -24,14 +24,15 @@ from gpuwarden.lifecycle.records import JobRecord, job_ids, lease_ids_of, read_j
 DAY_S = 86_400.0
 ENDED_SHOWN = 5
 MAX_SCANNED = 2_000
-"""Jobs that one page scans for a platform or a project; the next page continues there."""
+"""Maximum number of jobs that are scanned for one page of a platform or a project; the next page continues after them.
+"""
 
 
 @dataclass(frozen=True)
 class JobLine:
     """One job in a list. `cost_usd` is the cost of all its machines, None if unknown; `billing` counts unknown as yes.
 
-    `estimated` marks a cost that is an upper bound and not the platform's figure.
+    `estimated` marks a cost that is an upper bound instead of the platform's figure.
     """
 
     job: JobRecord
@@ -59,7 +60,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """Jobs, open questions, billed machines and spending. `unknown` has the failed checks with their reasons."""
+    """Jobs, open questions, billed machines and spending. `unknown` contains the failed checks with their reasons."""
 
     at: float
     running: tuple[JobLine, ...]
@@ -70,7 +71,7 @@ class Overview:
     alerts: tuple[Alert, ...]
     unknown: dict[str, str]
     others: tuple[Machine, ...] = ()
-    """Machines that the platforms list and that belong to no job in this ledger."""
+    """Machines that the platforms list and that do not belong to a job in this ledger."""
 
 
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
@@ -161,7 +162,7 @@ def job_page(
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, ended ones included. `after` is the last job of the page before."""
+    """Return a page of jobs, ended ones included. `after` is the last job of the previous page."""
     before, found, scanned = None, list[JobLine](), 0
     if after:
         before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises NotFound for an unknown job

@@ -27,9 +27,10 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 
 @dataclass(frozen=True)
 class Lesson:
-    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` the job that succeeded.
+    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` is the job that succeeded.
 
-    `again` are other runs of the job that failed with the same first error; `known` the entries that explain it.
+    `again` are other runs of the job that failed with the same first error; `known` are the entries that explain that
+    error.
     """
 
     job: JobRecord
@@ -42,7 +43,7 @@ class Lesson:
 
     @property
     def doubts(self) -> list[str]:
-        """Return the gaps in the evidence; the author of the proposed entry has to close them."""
+        """Return the gaps in the evidence, which the author of the proposed entry has to close."""
         found = []
         if not self.lines:
             found.append("the log shows no error line; the cause can't be read from it")
@@ -58,8 +59,8 @@ class Lesson:
 async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
     """Collect the evidence of a failed job. Read the ledger and logs; write nothing.
 
-    `succeeded` names the job that succeeded; the default is the first later one of the same name or script.
-    Raises NotFound for an unknown job, BadRequest for one that did not fail.
+    `succeeded` names the job that succeeded; the default is the first later one of the same name or script. Raises
+    NotFound for an unknown job, BadRequest for a job that did not fail.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:
@@ -108,7 +109,7 @@ def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | 
 
 
 def _akin(job: JobRecord, failed: JobRecord) -> bool:
-    """Return whether a job is another attempt: it has the same script, or the same name if that is not the default."""
+    """Return whether a job is another attempt: it has the same script, or the same non-default name."""
     if job.id == failed.id:
         return False
     same = failed.spec.script is not None and job.spec.script == failed.spec.script

@@ -1,8 +1,8 @@
-"""Fetch the metrics and alerts of jobs: pull the spool over the connection that also observes the job.
+"""Fetch the metrics and alerts of jobs: read each spool over the connection that is also used to observe the job.
 
-Every machine can be read that way, even one that can't reach this computer. Points that the runner has already sent to
-the server are recognized by job, step and time. The spool's lines are claims of the job about itself: they count for
-the job of the run folder, even if they name another one.
+This works for every machine, even if it can't reach this computer. Points that the runner has already sent to the
+server are recognized by job, step and time. The spool's lines are claims of the job about itself: they count for the
+job of the run folder, even if they name another job.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FILES: Final = ("job", "runner")
 LATELY_S: Final = 86_400.0
 """Seconds since a job's end after which its metrics are fetched only on request."""
 MAX_PIECES: Final = 16
-"""Pieces of a spool that one round reads from one job; the next round continues."""
+"""Maximum number of pieces of a spool that one round reads from one job; the next round continues."""
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:
-    """Store the new part of a job's spool. Return whether it had any. Raises a `WardenError`."""
+    """Store the new part of a job's spool. Return whether there was a new part. Raises a `WardenError`."""
     if job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Spooling):
         return False
     came = False
@@ -52,7 +52,10 @@ async def pull_reports(ctx: Context, job: JobRecord) -> bool:
 
 
 def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
-    """Return the points and alerts of some lines. Unreadable lines are skipped, as the server would refuse them."""
+    """Return the points and alerts of some lines.
+
+    Unreadable lines are skipped, because the server would refuse them too.
+    """
     points: list[PostedPoints] = []
     alerts: list[PostedAlert] = []
     for text in texts:
@@ -80,7 +83,7 @@ def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
 
 
 class ReportPuller:
-    """Fetches the reports of jobs that may have news. `trouble` has the failures by job id, with their reasons."""
+    """Fetches the reports of jobs that may have news. `trouble` contains the failures by job id, with their reasons."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -108,7 +111,7 @@ class ReportPuller:
             except NotFound:  # the run folder is gone
                 came = False
             except (WardenError, OSError) as error:
-                if job_id not in self.ctx.blind:  # otherwise the observation of the job has reported it
+                if job_id not in self.ctx.blind:  # otherwise the observation of the job has already reported the error
                     self.trouble[job_id] = f"its metrics are not fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:

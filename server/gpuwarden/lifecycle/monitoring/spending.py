@@ -1,7 +1,7 @@
-"""Add up the cost of machines by day, platform, project and user, from the ledger alone.
+"""Add up the cost of machines by day, platform, project and user, using only the ledger.
 
-A machine's cost is spread evenly over the time from its order to its end, so that each day has its share of a long run.
-One query reads the machines that ended in the requested time; machines that ended earlier are not read.
+A machine's cost is spread evenly over the time from its order to its end, so that each day gets its share of a long
+run. One query reads the machines that ended in the requested time; machines that ended earlier are not read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def charges(ctx: Context, since: float, until: float | None = None) -> list[Char
 
 
 def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
-    """Return the sum of the known costs: without rehearsals, or with `pretend` only of them."""
+    """Return the sum of the known costs, without rehearsals; with `pretend`, the sum for rehearsals only."""
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 
@@ -75,7 +75,7 @@ def month_start(at: float) -> float:
 
 
 class _Days:
-    """Local days; the last one is cached, because many bills fall on the same day."""
+    """Local days. The last day is cached, because many bills fall on the same day."""
 
     def __init__(self) -> None:
         self._last = (0.0, 0.0, "")
@@ -106,7 +106,7 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
 
 
 def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:
-    """Split one machine's cost at local midnights, and yield the days of the requested time."""
+    """Split one machine's cost at local midnights, and yield the days in the requested period."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)
     end = max(min(bill.ended, until), at)

@@ -16,7 +16,7 @@ MOST_EARLIER: Final = 8
 
 
 def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaining | None:
-    """Return the least and the most seconds until the last step; None if the job does not run or has no known total."""
+    """Return the minimum and maximum seconds until the last step; None without a running job or a known total."""
     if seen is None or seen.state is not Job.RUNNING:
         return None
     earlier = list(_earlier(ctx, job))

@@ -20,9 +20,9 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Poll a job until its state, step or alerts change; return whether that happened in time.
+    """Poll a job until its state, step or alerts change; return whether they changed in time.
 
-    Return at once for an ended job. The interval between polls grows while nothing changes.
+    Returns at once for an ended job. The interval between polls grows while nothing changes.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)

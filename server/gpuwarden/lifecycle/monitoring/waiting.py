@@ -1,6 +1,6 @@
 """List the open questions to the user: machines that may end, prices above the caps, unconfirmed ends.
 
-Everything is read from the ledger, so the answer is as fresh as the last process that advanced the jobs.
+The list is read from the ledger, so it is as current as the last process that advanced the jobs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Waiting:
     """One question to the user. `cost_usd` is the machine's cost so far or the job's highest cost; None if unknown.
 
     `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (the end is
-    not confirmed), blocked (only the user can accept losing unverified outputs), unasked (nothing requires the machine
-    and its end was not requested), spending or price. `since` is when it was first asked.
+    not confirmed), blocked (only the user can accept losing unverified outputs), unasked (the machine is not needed any
+    more and its end was not requested), spending or price. `since` is the time when the question was first asked.
     """
 
     subject: str

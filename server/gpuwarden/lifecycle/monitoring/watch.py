@@ -1,10 +1,9 @@
 """The watch: advance all jobs, leases and teardowns, and raise alerts.
 
-It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`).
-One watch leads at a time; the others show the leader's findings.
-An alert is an event of the ledger: the first process to observe its condition raises it, and the first to observe the
-end of that condition clears it. The start of a condition that must last for a while is kept in `watch.json` beside the
-ledger; losing that file only delays alerts.
+It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`). One
+watch leads at a time; all others show the leader's findings. An alert is an event of the ledger: the first process to
+observe its condition raises it, and the first to observe the end of that condition clears it. The start of a condition
+that must last for a while is kept in `watch.json` beside the ledger; losing that file only delays alerts.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ from gpuwarden.private import private_folder, write_private
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
-"""Seconds between fetches of metrics: short, because the user may be watching a curve."""
+"""Seconds between fetches of metrics. Short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
-"""Seconds that a round may be late before it counts as missed: a slow platform delays a round."""
+"""Seconds by which a round may be late before it counts as missed, because a slow platform delays a round."""
 SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, to find machines that exist although they are recorded as ended."""
 FIRST_SWEEP_S: Final = 15.0
-"""Half of the seconds until an unreadable list is read again; the time doubles with each failure."""
+"""Half of the seconds until an unreadable list is read again. The time doubles with each failure."""
 GAP_S: Final = 3600.0
 """Seconds after which a condition must be observed again to count as continuous, unless its `same` is unchanged."""
 
@@ -72,7 +71,7 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one state folder. Several processes may watch it: the ledger accepts each alert only once."""
+    """Watches one state folder. Several processes may watch it, because the ledger accepts each alert only once."""
 
     ctx: Context
     every_s: float = EVERY_S
@@ -87,7 +86,7 @@ class Watcher:
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
         self.fan_outs, self.courier = FanOuts(self.ctx), Courier(self.ctx)
-        # The file stays: a lock on a file that was removed would let a second watch lead.
+        # The file is not removed, because a lock on a removed file would let a second watch lead.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
@@ -132,7 +131,7 @@ class Watcher:
         return Round(tuple(news), tuple(self._raised.values()), {})
 
     async def _keep_copies(self) -> None:
-        """Copy and verify outputs and launch the jobs of fan-outs beside the rounds: a copy must not delay alerts."""
+        """Copy and verify outputs and launch the jobs of fan-outs. Runs beside the rounds, so no copy delays alerts."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -143,7 +142,7 @@ class Watcher:
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
-        """Fetch metrics beside the rounds: a slow machine must not delay the alerts of another."""
+        """Fetch metrics in parallel to the rounds, because a slow machine must not delay the alerts of another."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -162,7 +161,7 @@ class Watcher:
             await self._back_off(trouble, waiting)
             if now >= self._next_sweep:
                 unread = (await sweep(self.ctx))[1]
-                # A machine that runs again is billed unnoticed meanwhile, so an unread list is read again sooner.
+                # A machine that runs again would be billed unnoticed, so an unread list is read again sooner.
                 self._unread = self._unread + 1 if unread else 0
                 self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
                 trouble |= unread
@@ -180,10 +179,10 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return the time since which rounds have followed each other without a gap.
+        """Return the time since when rounds have followed each other without a gap.
 
         In a gap the user could not object: the computer slept, the clock changed, or no watch ran for longer than the
-        grace of an announced end.
+        grace period of an announced teardown.
         """
         since, last = rounds(self.ctx)
         grace_s = max(self.orders.shortest_grace(), 3 * self.every_s)
@@ -194,7 +193,7 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- back-off
 
     async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
-        """Double the interval of each job that did not answer; check all others every round."""
+        """Double the interval of each job that did not answer; check all other jobs in every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
@@ -213,7 +212,7 @@ class Watcher:
     # -------------------------------------------------------------------------------------------- lasting conditions
 
     def _held(self, found: list[Condition], awake_since: float) -> list[Condition]:
-        """Return the conditions that have lasted for long enough, and remember the round."""
+        """Return the conditions that have lasted long enough, and store the state of the round."""
         now, file = self.ctx.clock.now(), self.ctx.home / WATCH_FILE
         try:
             stored = json.loads(file.read_text("utf-8"))
@@ -257,7 +256,7 @@ class Watcher:
         self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
-        """Raise new alerts and clear those that are over, in one transaction with the read of the open ones."""
+        """Raise new alerts and clear those that are over, in one transaction with the read of the open alerts."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()

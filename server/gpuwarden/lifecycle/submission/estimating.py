@@ -44,7 +44,7 @@ class Card:
 class Estimate:
     """The memory of one GPU, its parts in bytes, and the requested cards.
 
-    `not_traced` is why the memory is computed by formula; empty if it was traced.
+    `not_traced` is the reason why the memory is computed by formula; empty if it was traced.
     """
 
     model: str
@@ -90,7 +90,7 @@ async def estimate(
     }
     found = []
     for gpu, count in cards:
-        # On a nearly full card the allocator frees unused blocks, which only a trace with its size shows.
+        # On a nearly full card the allocator frees unused blocks; only a trace with the card's size includes that.
         low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
         fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
         found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))
@@ -110,7 +110,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
     model = facts.model if facts else None
     if model is None:
-        raise BadRequest("the script does not train exactly one model of the Hub", "Estimate the model itself.")
+        raise BadRequest("the script does not train exactly one model from the Hub", "Estimate the model itself.")
     if not model.parameters:
         raise NotFound(f"the size of {model.use.id} is unknown: its config.json can't be read", "Check the token.")
     rows = None

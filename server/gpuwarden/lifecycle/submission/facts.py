@@ -1,4 +1,4 @@
-"""Gather the facts for the submit rules: the script, the Hub, the price, the place, the secrets."""
+"""Gather the facts for the submit rules: the script, the Hub, the price, the machine, the secrets."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         proven_script=spec.script is not None and _is_proven(ctx, spec.script),
         looked=looked,
         readiness=None
-        if profile is None or profile.meter.metered or leaks  # a job with a leaked secret is sent nowhere
+        if profile is None or profile.meter.metered or leaks  # a job with a leaked secret is not sent anywhere
         else await _readiness(ctx, backend, spec, needs, looked),
         engine=None if leaks else await _limits(ctx, backend, spec, tasks),
         inputs=inputs.files,
@@ -144,10 +144,10 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
 async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
-    """Return which of a job's needs an existing place lacks; None if it needs nothing or the backend can't check."""
+    """Return the needs that an existing machine does not meet; None without needs or if the backend can't check."""
     if not isinstance(backend, Startable) or not needs.any:
         return None
-    if silent := next((f for f in looked if f.blocks), None):  # another connection would only time out again
+    if silent := next((f for f in looked if f.blocks), None):  # another connection would time out again too
         return Unknown(silent.message)
     try:
         place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
@@ -173,11 +173,11 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return the problem of a job's artifact store; empty if it is usable or if a rule refuses it without a check."""
+    """Return the problem of a job's artifact store; empty if it is usable or a rule refuses it without a check."""
     if not ctx.policy.artifact_stores.allows(spec.artifact_store):
-        return Known("")  # PF-STORE-002 refuses it, and no credentials are sent there
+        return Known("")  # PF-STORE-002 refuses this store, and no credentials are sent to it
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
-        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which does the uploads")
+        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which would upload the outputs")
     try:
         given = StoreAddress.parse(spec.artifact_store).handed(ctx.env)
     except AuthFailed as error:
@@ -195,7 +195,7 @@ async def read_spec(
     files: Sequence[str] = (),
     program: tuple[str, tuple[str, ...]] | None = None,
 ) -> tuple[ScriptFacts, Answer[str]]:
-    """Read the script, from its text or its URL; for other commands read their flags.
+    """Read the script from its text or its URL; for other commands, read their flags.
 
     `files` are the inputs in its working folder; `program` is the text and arguments of the input that the command
     starts.
@@ -224,7 +224,7 @@ def _is_proven(ctx: Context, script: str) -> bool:
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
-    """Return the backend's findings on an existing place, or the provider's on the account for rented platforms."""
+    """Return the backend's findings on an existing machine, or on rented platforms the provider's on the account."""
     if profile is None or _unusable(ctx, profile, platform):
         return ()
     known = {r.id for r in rules_of("submit")}
@@ -257,7 +257,7 @@ async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
     """Return the current price, and why the platform does not rent this machine; empty if it does or if unknown."""
     try:
         offer = await ask_offer(ctx, spec.platform, wanted(spec))
-    except WardenError as error:  # no provider to ask; another rule reports it
+    except WardenError as error:  # there is no provider to query; another rule reports this
         return Unknown(error.message), ""
     refusal = offer.refusal
     return offer.quote, f"{refusal.message}. {manual_text(refusal.next_steps)}".strip() if refusal else ""
@@ -272,7 +272,7 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _ours(ctx: Context) -> dict[str, str]:
-    """Return this process's secrets by name: from its environment, and from the key files that it names."""
+    """Return this process's secrets by name: from its environment, and from the key files named there."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
 
@@ -302,7 +302,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, by its name"))
-    # Secrets that are recognized by the flag, name or header before them. At most one per place.
+    # Secrets that are recognized by the flag, name or header before them; at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

@@ -20,7 +20,7 @@ from gpuwarden.remote.transfer.safe_open import open_regular
 
 
 def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
-    """Copy the files of a manifest from below `root` into the store. Raises `Conflict` for a changed file, `DiskError`.
+    """Copy the files of a manifest from `root` into the store. Raises `Conflict` for a changed file, and `DiskError`.
 
     Files that are already stored are not copied again.
     """
@@ -36,7 +36,7 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
             finally:
                 os.close(fd)
     except OSError as error:
-        raise DiskError(f"the inputs can't be stored in {store}: {error.strerror}", "Free some space there.") from error
+        raise DiskError(f"the inputs can't be stored in {store}: {error.strerror}", "Free some disk space.") from error
 
 
 def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
@@ -71,7 +71,7 @@ def _is_whole(path: Path, file: InputFile) -> bool:
 
 
 def _copy(source: Path, target: Path, file: InputFile) -> None:
-    """Copy one file. It gets its name only after it is complete and synced to disk."""
+    """Copy one file. The copy gets its name only after it is complete and synced to disk."""
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     seen, size = hashlib.sha256(), 0
@@ -86,7 +86,7 @@ def _copy(source: Path, target: Path, file: InputFile) -> None:
         part.unlink()
         raise Conflict(
             f"the input {line(file.path)} changed while it was copied; nothing was launched",
-            do(Action.SUBMIT, "to have it checked again", receipt=""),
+            do(Action.SUBMIT, "to check it again", receipt=""),
         )
     part.chmod(0o400)
     part.replace(target)

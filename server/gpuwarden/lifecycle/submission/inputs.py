@@ -1,7 +1,7 @@
-"""The input files of a job: named below the working directory, listed with digests, searched for secrets.
+"""The input files of a job: named in the working directory, listed with digests, searched for secrets.
 
-An agent names them and a third party's machine receives them. So paths and links out of the working directory, hidden
-files, and files that look like keys are refused.
+An agent names the files, and a third party's machine receives them. Therefore paths and links that lead out of the
+working directory, hidden files, and files that look like keys are refused.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gpuwarden.static_analysis.script import decode
 
 MAX_FILES: Final = 1_000
 MAX_LOOKED: Final = 20_000
-MORE: Final = "Name narrower inputs; put more into a dataset on the Hub and load it by its id."
+MORE: Final = "Name fewer inputs; put larger data into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
-"""Bytes of a block that are searched again with the next one, so that a token on the border is found."""
+"""Bytes of a block that are searched again with the next block, so that a token on the border is found."""
 _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Input files of a job, in the order of their paths; files left out; files that look secret."""
+    """Input files of a job, in the order of their paths; files that are left out; files that look like secrets."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Inputs:
 
 
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
-    """List the files of `names` below `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
+    """List the files of `names` in `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
     files and folders that are never sent.
 
     Raises `BadRequest` with the path at fault.
@@ -58,21 +58,27 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
 
 
 def real_path(root: Path, name: str, what: str = "input") -> Path:
-    """Resolve a named file through all links. Raises `BadRequest` for a path that leaves `root`, or is hidden."""
+    """Resolve a named file through all links. Raises `BadRequest` for a path that leads out of `root` or is hidden."""
     root = root.resolve()
     try:
         real = (root / name).resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # no file name contains a NUL character
-        raise BadRequest(f"the {what} {line(name)} was not found", "Name files below the working directory.") from error
+        raise BadRequest(f"the {what} {line(name)} was not found", "Name files in the working directory.") from error
     if not real.is_relative_to(root) or real == root:
-        raise BadRequest(f"the {what} {line(name)} leads out of the working directory", "Copy it in, or leave it out.")
+        raise BadRequest(
+            f"the {what} {line(name)} leads out of the working directory",
+            "Copy it into the working directory, or leave it out.",
+        )
     if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
         raise BadRequest(f"the {what} {line(name)} is hidden, or is in a hidden folder", "Hidden files are never sent.")
     return real
 
 
 def script_in(root: Path, name: str) -> str:
-    """Return the text of a script file below `root`. Raises `BadRequest` for any other path or a file too large."""
+    """Return the text of a script file in `root`.
+
+    Raises `BadRequest` for any other path, or a file that is too large.
+    """
     real = real_path(root, name, "script")
     with open_regular(real, identity_of(real.lstat())) as file:
         raw = file.read(MAX_SCRIPT_BYTES + 1)
@@ -113,7 +119,7 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
 
 
 class _Walk:
-    """Finds the files below named paths; `found` maps the path on the machine to the real local path."""
+    """Finds the files under named paths; `found` maps the path on the machine to the real local path."""
 
     def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
         self.root, self.kept = root, kept
@@ -150,7 +156,7 @@ class _Walk:
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
                     raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
-                # caches of a run, settings, or a whole environment
+                # caches of a run, settings, or a full environment
                 never = entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo"))
                 if never or (entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")):
                     self.left_out.add(_printable(path))
@@ -170,7 +176,7 @@ class _Walk:
             sound = clean_path(path) == path and bool(local_name(path, windows=False))
         except (ValueError, BadReply):
             sound = False
-        if not sound:  # another system could read it as another path; spaces, quotes and dashes are fine
+        if not sound:  # another system could read the name as another path; spaces, quotes and dashes are fine
             raise BadRequest(
                 f"the input {_printable(path)!r} has a name that can't be sent",
                 "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
@@ -198,7 +204,7 @@ def _printable(path: str) -> str:
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
-    """Return the manifest entry of a file, and why it looks like a secret, if it does."""
+    """Return the manifest entry of a file, and the reason if the file looks like a secret."""
     seen, size, tail = hashlib.sha256(), 0, b""
     kind = (
         "a key file, by its name" if _is_key_name(path) or _is_key_name(real.name) else _secret_in(path.encode(), ours)

@@ -1,4 +1,4 @@
-"""Find the modules that a program imports from local files, which the machine has only if they are inputs."""
+"""Find the modules that a program imports from local files. The machine has these files only if they are inputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_MODULES: Final = 100
 def local_modules(
     root: Path, spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile]
 ) -> tuple[tuple[str, str], ...]:
-    """Return each module that is a file or a folder below `root` and not among the inputs, with its path.
+    """Return each module that is a file or a folder in `root` and not among the inputs, with its path.
 
-    They are searched for where Python does: beside the program that a command starts, or in the working folder for a
+    Modules are searched for in Python's order: beside the program that a command starts, or in the working folder for a
     script. Names declared in the script's header are packages. Imports of these modules are followed.
     """
     if script is None or script.error:
@@ -47,7 +47,7 @@ def local_modules(
 
 
 def _homes(root: Path, base: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of a module below `root`, and the file of its code; "" for a folder without `__init__.py`."""
+    """Yield the path of a module in `root`, and the file with its code; "" for a folder without `__init__.py`."""
     folder = PurePosixPath(base) / name
     if _is_there(root, f"{folder}/__init__.py"):
         yield str(folder), f"{folder}/__init__.py"

@@ -1,4 +1,4 @@
-"""Find the needs of a job at its place, and the local files that it names without sending them."""
+"""Find the needs of a job on its machine, and the local files that the job names without sending them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 def needs_of_job(
     spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile], local: Iterable[tuple[str, str]]
 ) -> Needs:
-    """Return the needs of a job at its place. `local` are modules that another rule reports.
+    """Return the needs of a job on its machine. `local` are modules that another rule reports.
 
     Only the environment variables that decide which programs and modules are found are included, because other users
     of a shared machine may read them.

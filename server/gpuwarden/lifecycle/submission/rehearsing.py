@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gpuwarden.remote.first_step.start import Limits
 
 SHOWN: Final = 12
-"""Lines of the script that the question shows."""
+"""Maximum number of script lines that the question shows."""
 QUESTIONS: Final = "questions"
-"""Folder of the scripts that the user may read before approving. Only the newest ones are kept."""
+"""Folder with the scripts that the user may read before approving. Only the newest scripts are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
-"""Arguments, packages, files or variables that the question shows."""
+"""Maximum number of arguments, packages, files or variables that the question shows."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One at a time: an existing environment of the same name is removed first, and each may take gigabytes.
+    # One at a time, because an existing environment of the same name is removed first, and each may take gigabytes.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
@@ -151,7 +151,7 @@ def _question(spec: JobSpec, inputs: Inputs, packages: tuple[str, ...]) -> Rehea
 
 
 def _some(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the entries of a list that the question shows, with the number of the others."""
+    """Return the entries of a list that the question shows, and the number of omitted entries."""
     shown = tuple(line(word, 200) for word in words[:MOST_SHOWN])
     return (*shown, f"and {len(words) - MOST_SHOWN} more") if len(words) > MOST_SHOWN else shown
 
@@ -181,7 +181,7 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
 
 
 def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
-    """Return the script of a question; None if its stored copy is gone or was changed."""
+    """Return the script of a question; None if the stored copy is gone or was changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, ValueError):

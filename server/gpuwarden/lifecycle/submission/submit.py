@@ -1,4 +1,4 @@
-"""The submit gate: gather facts, run the rules on them, bind a receipt to both, and only then accept a job."""
+"""The submit gate: gather facts, run the rules, bind a receipt to facts and findings, and only then accept a job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ANOTHER_RECEIPT: Final = do(Action.SUBMIT, "for a fresh receipt", receipt="")
 
 
 class Checks(Enum):
-    """The purpose of a check: a dry run, a receipt if the platform bills, or a launch."""
+    """The purpose of a check: a dry run, a receipt if the platform is metered, or a launch."""
 
     DRY_RUN = auto()
     RECEIPT = auto()
@@ -54,8 +54,8 @@ class Checks(Enum):
 class Submission:
     """Result of a submit. `job` is None until the job is accepted: then `receipt` launches it.
 
-    `ask` is why the user must approve the spending first; empty if no approval is needed. `ordered` is the verb of
-    automatic teardown; None if the user is asked about the end of the machine.
+    `ask` is the reason why the user must approve the spending first; empty if no approval is needed. `ordered` is the
+    verb of automatic teardown; None if the user is asked about the end of the machine.
     """
 
     findings: tuple[Finding, ...]
@@ -87,8 +87,8 @@ class Submission:
 class Checked:
     """A job that passed the submit gate: its facts, findings and quote.
 
-    If the job may run on several platforms, `facts` are those of the first platform that passed, `places` those of
-    all that passed, in order, and `asked` is the digest of the spec as submitted.
+    If the job may run on several platforms, `facts` are those of the first platform that passed, `places` are the facts
+    of all platforms that passed, in order, and `asked` is the digest of the spec as submitted.
     """
 
     facts: SubmitFacts
@@ -146,9 +146,9 @@ async def submit(
 ) -> Submission:
     """Check a job, and launch it if that is allowed. `rehearse` runs the first step of its script locally before.
 
-    On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt
-    and the same arguments, launches. `script_file` is the file below the working directory that contains the script;
-    a launch by the receipt alone reads it again.
+    On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt and
+    the same arguments, launches. `script_file` is the file in the working directory that contains the script; a launch
+    with only the receipt reads it again.
 
     Raises Refused with the findings, NotFound for an unknown receipt, Conflict for a stale receipt or one of another
     job, and BadRequest for a receipt with `dry_run` or `rehearse`.
@@ -168,7 +168,7 @@ async def submit(
         found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
         return _submitted(ctx, job, found)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
-    waits = dry_run or facts.metered  # a launch by the receipt alone may follow
+    waits = dry_run or facts.metered  # a launch with only the receipt may follow
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
     ask = checked.question(ctx)
     issued = ReceiptIssued(
@@ -208,7 +208,10 @@ def storage_after(ctx: Context, *specs: JobSpec) -> tuple[str, ...]:
 
 
 def settled(ctx: Context, spec: JobSpec) -> JobSpec:
-    """Return the spec as its platform runs it. Raises BadRequest for options that the platform does not support."""
+    """Return the spec in the form in which its platform runs it.
+
+    Raises BadRequest for options that the platform does not support.
+    """
     try:
         backend = ctx.backend(ctx.profile(spec.platform).backend)
     except (NotFound, NotSupported):
@@ -286,7 +289,7 @@ async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Fi
 def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refused:
     """Record that the gate refused a job, and return the error."""
     rules = tuple(dict.fromkeys(f.rule for f in findings if f.blocks))
-    # The spec may contain a secret, so only its digest and scrubbed names are recorded.
+    # The spec may contain a secret, so only its digest and redacted names are recorded.
     names = scrubbed({"name": spec.name, "platform": spec.platform}, secret_values(ctx.env))
     refused = JobRefused(**names, spec_digest=spec.digest, rules=tuple(sorted(rules)))
     ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
@@ -300,8 +303,8 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
 async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> Checked:
     """Check a job on each of its platforms, and keep those that pass, in order.
 
-    A platform with blocking findings is left out of the list. Raises Refused if none is left, BadRequest for a
-    platform that is not rented or that changes the spec in another way than the first.
+    A platform with blocking findings is removed from the list. Raises Refused if no platform remains, BadRequest for a
+    platform that is not rented or that changes the spec in another way than the first platform.
     """
     places = tuple(settled(ctx, choice) for choice in spec.choices)
     for place in places:
@@ -318,7 +321,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
     seen = [await _look(ctx, places[0], checks=checks)]
     seen += [await _look(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
     passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
-    if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret refuses the whole list
+    if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret refuses the full list
         raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))
     findings = [finding for checked in passed for finding in checked.findings]
     for checked in seen:
@@ -331,7 +334,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
 
 
 def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Remove repeated findings: several platforms report the same ones about a script."""
+    """Remove repeated findings, because several platforms report the same findings about a script."""
     return tuple({(finding.rule, finding.message): finding for finding in findings}.values())
 
 
@@ -400,7 +403,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     """Record the job, once per receipt, and take its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    async with ctx.lock("submit"):  # two processes must not both miss a duplicate or spend the same remaining budget
+    async with ctx.lock("submit"):  # two processes must not both miss a duplicate, or spend the same budget
         used = ctx.ledger.used(JobAccepted, receipt)
         live = used.subject.removeprefix("job/") if used else _live_duplicate(ctx, checked)
         if live is None:
@@ -417,7 +420,7 @@ async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
 
 
 async def take_inputs(ctx: Context, checked: Checked) -> None:
-    """Store the checked input files before the job is accepted; delete those that no live job needs."""
+    """Store the checked input files before the job is accepted; delete stored files that no live job needs."""
     inputs = checked.facts.inputs
     kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
     await to_thread.run_sync(sweep, ctx.input_store, {file for files in kept for file in files})
@@ -438,7 +441,7 @@ def record_job(
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
     Raises Conflict for a `token` that was used. `with_it` is one more event, with its subject, under the same token:
-    the event of the fan-out that the job belongs to, which was accepted at `since` and rents further machines itself.
+    the event of the job's fan-out. The fan-out was accepted at `since` and rents further machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(

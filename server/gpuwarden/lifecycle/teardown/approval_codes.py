@@ -2,22 +2,24 @@
 
 The page alone can't distinguish the user from an agent. An agent under the same account can open a browser session,
 load the page without a window, and read every file of the state folder. It can't answer the prompt of `gpuwarden
-approve`: that is written to the terminal itself, and asks for the PIN if one is set. So a code is created only after
-that prompt, for the facts that were shown there, and is written to that terminal: not to standard output, a log or the
-ledger. It is not sent as a desktop notification, because every program of the same session can read those.
+approve`, because that prompt is written to the terminal itself, and asks for the PIN if a PIN is set. So a code is
+created only after that prompt, for the facts that were shown there, and is written only to that terminal, not to
+standard output, a log or the ledger. The code is not sent as a desktop notification, because every program in the same
+session can read notifications.
 
-A code is bound to more than its letters, so that a stolen one is of little use:
+A code is bound to further values, so that a stolen code is of little use:
 
 - the ticket and the digest of its facts: the code approves exactly these facts, and nothing else;
-- one browser session, whose mark the user copies from the page: the code is invalid in an agent's own session;
+- one browser session, whose mark the user copies from the page: the code is invalid in an agent's session;
 - five minutes, five tries and one use. A newer code for the ticket, or a change of the facts, voids the older one.
 
 The ledger keeps a salted scrypt hash over the code and these bindings. 40 bits behind such a hash take years to guess,
 and the code is valid for minutes.
 
-A code proves as much as an approval at the terminal: its reader has access to that terminal. It transfers the approval
-to a browser without a passkey, such as a phone's. Like that approval, it is open to a program that drives a
-pseudo-terminal while no PIN is set, and it can't stop a program under the same account that writes to the ledger file.
+A code proves as much as an approval at the terminal, because its reader has access to that terminal. The code transfers
+the approval to a browser without a passkey, such as the browser of a phone. It has the same limits as an approval at
+the terminal: without a PIN, a program that drives a pseudo-terminal can get a code, and a program under the same
+account can write to the ledger file.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ CODE_S: Final = 300.0
 """Seconds for which a code is valid."""
 LENGTH: Final = 8
 TRIES: Final = 5
-"""Number of wrong codes that void the right one."""
+"""Number of wrong codes after which the correct code is void."""
 
 
 def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
-    """Return a new code that approves the facts of a digest from one browser session. It voids older codes."""
+    """Return a new code that approves the facts of a digest from one browser session. The new code voids older ones."""
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     made = ApprovalCodeMade(
         code=hash_pin(_bound(letters, ticket, digest, session)),
@@ -57,8 +59,11 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 
 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
-    """Use a code, and return its event, with the user who approved. Raises Refused, and counts a wrong code."""
-    # One at a time, so that parallel calls can't exceed the number of tries.
+    """Use up a code, and return its event, which contains the approving user.
+
+    Raises Refused for a wrong code, and counts it.
+    """
+    # One call at a time, so that parallel calls can't exceed the number of tries.
     async with ctx.lock(f"code-{ticket}"):
         made = _open_code(ctx, ticket, digest, session)
         if not await to_thread.run_sync(pin_matches, _bound(code, ticket, digest, session), made.data.code):
@@ -77,7 +82,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
         raise Refused("the facts changed since the terminal showed them", _again(ticket, session))
     tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
     if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
-        raise Refused("this code was used, or too many wrong ones were tried", _again(ticket, session))
+        raise Refused("this code was used, or too many wrong codes were tried", _again(ticket, session))
     return made
 
 

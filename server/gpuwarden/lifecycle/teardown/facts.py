@@ -70,7 +70,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         stored = store.files if store else frozenset()
         late = {a.path for a in listed.value.files if before.get(a.path) != a.stamp}
         changed = tuple(sorted(late - stored))
-    # The job's end came from a file that the job itself can write, so observe it again.
+    # The job's end was read from a file that the job itself can write, so observe the job again.
     with sharing_nothing():
         seen = await observe(ctx, job) if job.state in AT_REST else None
     facts = TeardownFacts(
@@ -100,7 +100,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
 
 
 async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Handle | None]:
-    """Return the handle of the job that gpuwarden launched on a machine; None if it launched none.
+    """Return the handle of the job that gpuwarden launched on a machine; None if it launched no job there.
 
     A launch that was refused or never confirmed may have happened, so the machine is queried.
     """
@@ -122,7 +122,7 @@ async def _listed(
     whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine. If it is off, list those of a complete copy, made after the job's end."""
+    """List the files on the machine. If it is off, list those of a complete copy that was made after the job's end."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -153,8 +153,8 @@ async def _stored(
 
 
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
-    """Return the latest complete copy of a job's outputs: it was made from the machine after the job's end, or from
-    its artifact store with that store's final report, and the machine was not started again since.
+    """Return the latest complete copy of a job's outputs. A copy is complete if it was made from the machine after the
+    job's end, or from the artifact store with the store's final report, and if the machine was not started again since.
     """
     end = at_rest(ctx.ledger, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
@@ -185,14 +185,14 @@ async def _disclosed(
     try:
         backend = ctx.backend(handle.value.backend)
         found = await backend.disclose(handle.value)
-        # A touched input looks new although it still has the content that was sent.
+        # An input with a new modification time may still have the content that was sent.
         new = {file.path for file in found.files}
         sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
         there = (await backend.manifest(handle.value, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
-    # The machine knows only the outputs of the launch, so remove those that were declared later.
+    # The machine's list is based on the outputs declared at the launch, so remove those that were declared later.
     fresh = (
         file
         for file in found.files
@@ -209,7 +209,7 @@ def _files(
     pulled: Pulled | None,
     store: StoreCopy | None,
 ) -> Answer[tuple[OutputFile, ...]]:
-    """Return each listed file with its storage tier, whether the verb destroys it, and its copies."""
+    """Return each listed file with its storage tier, its copies, and whether the verb destroys it."""
     if isinstance(listed, Unknown):
         return listed
     rows = []

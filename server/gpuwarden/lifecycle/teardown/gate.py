@@ -1,7 +1,8 @@
 """The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user approved.
 
-An approval is bound to a digest of the facts that the user was shown. It expires, works once, and any change of the
-facts sends the request back. After the verb is sent, the provider is polled until billing is confirmed stopped.
+An approval is bound to a digest of the facts that the user was shown. An approval expires and works once, and any
+change of the facts sends the request back. After the verb is sent, the provider is polled until billing is confirmed
+stopped.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
-"""Seconds that a machine may take to be confirmed stopped before the user has to check the provider's console."""
+"""Seconds for a machine to be confirmed stopped, after which the user has to check the provider's console.
+"""
 _VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 """Rules that approval can't override: the platform has no such verb, or billing would continue after it."""
@@ -63,7 +65,7 @@ FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
 
 @dataclass(frozen=True)
 class TeardownView:
-    """A request as it is shown to the user or an agent."""
+    """A request as the user or an agent sees it."""
 
     record: TeardownRecord
     job: JobRecord
@@ -73,7 +75,7 @@ class TeardownView:
     kept: tuple[OutputFile, ...] = ()
     copy_at: str | None = None
     unseen: str = ""
-    """Why the last poll of the instance returned no answer."""
+    """The reason why the last poll of the instance returned no answer."""
     next_steps: tuple[NextStep, ...] = ()
 
     @property
@@ -83,7 +85,7 @@ class TeardownView:
 
 
 async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
-    """Request that a job's machine is stopped or terminated. Nothing happens to it before the user approves.
+    """Request that a job's machine is stopped or terminated. The machine is not changed before the user approves.
 
     The request is blocked, with its findings, or has a ticket that the user can approve. Repeating the call gathers
     the facts again. Raises NotSupported for a machine that is not rented, Conflict if the job has no machine.
@@ -95,9 +97,9 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
         job = await advance_locked(ctx, job_id)
         lease, live = job.lease, lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
         if lease is None:
-            raise Conflict(f"job {job_id} has rented no machine, so it has nothing to tear down")
+            raise Conflict(f"job {job_id} has not rented a machine, so there is nothing to tear down")
         ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
-        if ended and live:  # this lease has ended, and another lease of the job bills
+        if ended and live:  # this lease has ended, and another lease of the job is billed
             lease = live[0]
         await refresh_lease(ctx, lease)
         ticket = _open_ticket(ctx, lease, verb)
@@ -105,7 +107,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """Return the refusal for a machine that is not rented, with the steps before its run folder can be removed."""
+    """Return the refusal for a machine that is not rented, with the steps before the run folder can be removed."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
@@ -139,7 +141,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 
 
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
-    """Return the request for this lease and verb: the open one, else the one that ended the machine, else a new one.
+    """Return the request for this lease and verb: the open one, the one that ended the machine, or a new one.
 
     A request that is being executed is finished first.
     """
@@ -153,7 +155,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             return found.id
         why = f"{verb} was requested"
         with ctx.ledger.transaction():
-            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect; another one may
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect; another verb may work
                 ctx.ledger.add(found.subject, TeardownRequested(why=why))
             ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
     if record.state in {Lease.STOPPED, Lease.NONE}:  # a repeated call must not ask the user again
@@ -227,8 +229,8 @@ async def approve(
 ) -> TeardownView:
     """Record the user's approval of exactly the facts with digest `seen`, then carry it out.
 
-    `loss` is the confirmation that the user typed to accept losing unverified outputs: it must be the job's name, and
-    only a terminal may supply it. Raises Conflict if the facts changed or if the ticket expired or was used, and
+    `loss` is the confirmation that the user typed to accept losing unverified outputs: it must equal the job's name,
+    and only a terminal may supply it. Raises Conflict if the facts changed or if the ticket expired or was used, and
     Refused if proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
@@ -297,9 +299,10 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
 
 
 def silent(view: TeardownView, storage: bool = False) -> bool:
-    """Return whether the findings leave the user nothing to decide.
+    """Return whether the findings leave no decision to the user.
 
-    Storage that is billed after a stop was accepted with the stop; `storage`: storage billed after the end was too.
+    Storage that is billed after a stop was accepted with the stop; `storage`: storage that is billed after the
+    machine's end was accepted too.
     """
     chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)
@@ -345,7 +348,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
-    """Use an approval, once, and call the provider. An approval that is outdated or void sends the request back.
+    """Use up an approval, and call the provider. If the approval is outdated or void, the request is sent back.
 
     `fresh`: the facts were just compared, under this lock.
     """
@@ -370,7 +373,7 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
         ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
-        # A machine with an unknown id is searched for by its token until it is found or ruled out.
+        # A machine with an unknown id is searched for by its token until it is found or confirmed not to exist.
         if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))

@@ -1,10 +1,10 @@
 """Automatic teardown: end machines whose outputs are all proven, by a decision that the user made in advance.
 
 An order is recorded when its job is accepted, from the policy file or from the approval of its spending at a terminal.
-It is carried out in two checks, a grace period apart. The first check announces the end with an alert, bound to the
-current facts. The second one ends the machine if the facts are the same, the user set no hold, and the alert was
-delivered a grace period ago. The user decides about machines with unproven outputs, with findings, or not rented by
-this ledger.
+It is carried out in two checks, a grace period apart. The first check announces the end with an alert that is bound to
+the current facts. The second check ends the machine if the facts are unchanged, the user has not set a hold, and the
+alert was delivered at least a grace period ago. The user decides about machines with unproven outputs, with findings,
+or that this ledger did not rent.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITI
 class Objection(StrEnum):
     """The effect of a hold. HELD: automatic teardown has sent no call and will send none.
 
-    TOO_LATE: a call was sent, or may have been sent when its process died, and no further one will be; or the user
-    approved the end. NOT_ORDERED: neither automatic teardown nor self-stop applied to the machine.
+    TOO_LATE: a call was sent, or may have been sent before its process died, and no further call will be sent; or the
+    user approved the end. NOT_ORDERED: neither automatic teardown nor self-stop applied to the machine.
     """
 
     HELD = "held"
@@ -72,11 +72,12 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
-    """Return the succeeded jobs with automatic teardown whose machine may bill.
+    """Return the succeeded jobs with automatic teardown whose machine may be billed.
 
-    A self-stopped machine is included if it is to be terminated and its job has an artifact store to prove the outputs.
+    A self-stopped machine is included if it is to be terminated and its job has an artifact store that can prove the
+    outputs.
     """
-    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most are still running, so read only the succeeded
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most jobs are still running, so read only the succeeded ones
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
@@ -101,15 +102,16 @@ class Orders:
         return min(graces, default=self.ctx.policy.teardown.grace_minutes * 60.0)
 
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
-        """Announce the end of proven machines, and end those announced a grace period ago. Return the errors, by job.
+        """Announce the end of machines with proven outputs, and end those announced a grace period ago. Return errors
+        by job.
 
-        `awake_since` is when the last gap between rounds ended: the user could not set a hold in it, so earlier
-        announcements are repeated.
+        `awake_since` is the time when the last gap between rounds ended. The user could not set a hold during the gap,
+        so earlier announcements are repeated.
         """
         trouble: dict[str, str] = {}
         doubt = self.ctx.ledger.trouble()
         if doubt is not None and doubt.incomplete:
-            return trouble  # a hold may be among the lost events
+            return trouble  # the lost events may include a hold
         for job in ordered_jobs(self.ctx):
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
@@ -156,7 +158,7 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
 def rented_for(ctx: Context, job: JobRecord) -> bool:
     """Return whether this ledger rented a job's machine, and the machine is running or self-stopped.
 
-    No other machine of the job may bill.
+    No other machine of the job may be billed.
     """
     rests = parked(ctx, job)
     if job.lease is None or lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES) not in ([job.lease], [] if rests else None):

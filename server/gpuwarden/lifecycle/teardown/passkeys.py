@@ -1,7 +1,7 @@
 """Passkeys for approvals on the page: allowed at a terminal, registered in a browser, recorded in the ledger.
 
-The ledger keeps public keys only. A code shown at a terminal allows one passkey to be registered, once, within
-minutes; so a browser session alone, or an agent with a token, can't register one.
+The ledger keeps public keys only. A code shown at a terminal allows one passkey to be registered, once, within minutes;
+so neither a browser session alone nor an agent with a token can register a passkey.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
 
 
 def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
-    """Return the permission of a code. Raises Refused if the code is wrong, used or expired."""
+    """Return the permission that belongs to a code. Raises Refused if the code is wrong, used or expired."""
     digest, now = _digest(code), ctx.clock.now()
     for event in ctx.ledger.recent(PasskeyAllowed, now - CODE_S):
         same = hmac.compare_digest(event.data.code, digest)

@@ -1,1 +1,1 @@
-"""Fill, write and feed the shipped trainers: settings from the Hub's metadata, rows in the form that they read."""
+"""Fill the shipped trainers with settings from the Hub's metadata, and convert rows to the form that they read."""

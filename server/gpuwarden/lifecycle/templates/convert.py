@@ -1,6 +1,6 @@
 """Convert the rows of a file into a new file for a shipped trainer, with examples before and after.
 
-Rows that can't be converted are left out and counted, and the first of them are named.
+Rows that can't be converted are left out and counted; the first ones are named.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
 
 
 def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
-    """Return rows that can be encoded as UTF-8. Raises BadRow for a lone surrogate, which JSON allows."""
+    """Return rows that can be encoded as UTF-8. Raises BadRow for a lone surrogate, because JSON allows those."""
     made = tuple(rows)
     try:
         json.dumps(made, ensure_ascii=False).encode()

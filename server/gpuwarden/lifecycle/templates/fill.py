@@ -1,7 +1,7 @@
 """Fill a template from the Hub's metadata: choose a shipped trainer's arguments so that the submit gate passes them.
 
-The trainer's file stays as it is shipped. All requirements of a dataset and a model are settings: config, split, names
-of columns, the source of a chat template, the column that a reward reads.
+The trainer's file is not changed. All requirements of a dataset and a model become settings: config, split, names of
+columns, the source of a chat template, the column that a reward reads.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PURPOSE: Final = {
     "sft": "sft", "cpt": "sft", "dpo": "prefs", "orpo": "prefs", "reward": "prefs", "kto": "prefs",
     "grpo": "gen", "rloo": "gen", "distill": "gen",
 }  # fmt: skip
-"""Suffix of the splits that are made for a method, as in train_prefs."""
+"""Suffixes of splits made for a method, as in train_prefs."""
 LISTED: Final = 12
-"""Largest number of names from a Hub repo that one sentence lists."""
+"""Maximum number of names from a Hub repo that one sentence lists."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
 _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
-"""Suffixes of the model of the same family that was trained on conversations."""
+"""Suffixes of the model in the same family that was trained on conversations."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Filled:
-    """A template with its settings. `missing` are the required settings without a value; `alias` explains the word of
-    the request.
+    """A template with its settings. `missing` are the required settings without a value; `alias` explains the requested
+    name.
     """
 
     trainer: Trainer
@@ -91,7 +91,8 @@ async def fill(
     profile: Profile | None = None,
     here: Path | None = None,
 ) -> Filled:
-    """Return a template filled for a model, a dataset and a platform. Names of files are read below `here`, if given.
+    """Return a template filled for a model, a dataset and a platform. Names of files are read relative to `here`, if
+    given.
 
     Raises:
         NotFound: the template, model or dataset does not exist.
@@ -155,7 +156,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
 
 
 def config_to_read(filled: Filled, repo: Repo) -> Config:
-    """Return the config to read: the one named, the only one, `default`, or the only one that fits."""
+    """Return the config to read: the named config, the only one, `default`, or the only one that fits."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
@@ -208,7 +209,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def need_a_name(repo: Repo, kind: str, name: str) -> None:
-    """Raise BadRequest for the name of a config or a split that is not a plain name, before it becomes an argument."""
+    """Raise BadRequest if the name of a config or a split is not a plain name, before it becomes an argument."""
     if named(name) != name:
         raise BadRequest(
             f"{repo.id} has a {kind} whose name is not a plain name: {named(name)}",
@@ -320,7 +321,7 @@ def placed(filled: Filled, profile: Profile | None) -> Filled:
     on_hub = profile is not None and not profile.runner
     out = f"/hub/models/{push}" if on_hub else filled.settings.get("out", str(filled.trainer.options["out"].default))
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
-    # If only the storage tier on request outlives the machine, the results belong there.
+    # If only the on_request storage tier survives the machine, the results belong there.
     durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
     durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
     secrets = (TOKEN,) if push or closed else ()

@@ -1,8 +1,8 @@
 """Recognize the common forms of rows, and convert each to the form that a training method reads.
 
 A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, a
-marked answer, a text, a picture. A second step converts that to the method's form. Nothing is guessed: `BadRow` has the
-reason why a row can't be converted.
+marked answer, a text, an image. A second step converts this form to the method's form. No conversion is guessed:
+`BadRow` contains the reason why a row can't be converted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TWO: Final = (
     ("response_a", "response_b", "winner", "model_a", "model_b"),
     ("human_ref_A", "human_ref_B", "labels", 1, 0),
     ("answer_0", "answer_1", "score", 1, 0),
-)  # the two answers, the column with the verdict, and its values if the first or the second is better
+)  # the two answers, the column with the verdict, and its values if the first or the second answer is better
 
 
 class BadRow(ValueError):
@@ -42,7 +42,7 @@ class BadRow(ValueError):
 
 
 def plain_form(row: Row) -> tuple[str, Row]:
-    """Return the form of a row, and the row as messages, prompt and completion, a pair, marks, texts or a picture."""
+    """Return the form of a row, and the row as messages, prompt and completion, a pair, marks, texts or an image."""
     if EXTRA in row:
         raise BadRow("the row has more cells than the header: a comma in a cell needs quotes around the cell")
     for form, read in _FORMS:
@@ -102,7 +102,7 @@ def transcript_of(text: str) -> list[dict[str, str]]:
 
 
 def pair_of(row: Row) -> Row | None:
-    """Read a preferred and a rejected answer, with the prompt beside them or inside both."""
+    """Read a preferred and a rejected answer, with the prompt in a separate column or inside both answers."""
     good = next((n for n in _CHOSEN if row.get(n)), None)
     bad = next((n for n in _REJECTED if row.get(n)), None)
     if good is None or bad is None:
@@ -131,7 +131,7 @@ def pair_of(row: Row) -> Row | None:
 
 
 def judged_of(row: Row) -> Row | None:
-    """Read two answers and a column with the verdict which one is better."""
+    """Read two answers, and a column with the verdict on which answer is better."""
     for one, other, verdict, first, second in _TWO:
         if not {one, other, verdict} <= row.keys():
             continue
@@ -194,18 +194,18 @@ def text_of(row: Row) -> Row | None:
 
 
 def picture_of(row: Row) -> Row | None:
-    """Read a picture with its class, or with objects: lists beside it, a table of lists, or a list of objects."""
+    """Read an image with its class, or with objects: lists in other columns, a table of lists, or a list of objects."""
     image = next((row[n] for n in ("image", "img", "file_name", "image_path") if row.get(n)), None)
     if image is None:
         return None
     if not isinstance(image, str):
-        raise BadRow("the picture is not a path")
+        raise BadRow("the image is not a path")
     objects = row.get("objects") or row.get("annotations") or (row if "bbox" in row else None)
     if objects is not None:
         return {"image": image, "objects": objects_of(objects)}
     label = next((row[n] for n in ("label", "labels", "class") if row.get(n) is not None), None)
     if not isinstance(label, int | str):
-        raise BadRow("the picture has no label")
+        raise BadRow("the image has no label")
     return {"image": image, "label": label}
 
 

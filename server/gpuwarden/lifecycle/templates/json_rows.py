@@ -1,7 +1,7 @@
 """Read rows from JSON documents of any size: lists and COCO annotations, value by value.
 
-`instances_train2017.json` of COCO has 450 MB; its objects would take gigabytes. Read value by value, with the boxes in
-arrays, a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
+`instances_train2017.json` of COCO has 450 MB; its objects would take gigabytes of memory. Read value by value, with the
+boxes in arrays, a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from gpuwarden.core.sanitize import line
 
 Row = dict[str, Any]
 MAX_WHOLE: Final = 64 << 20
-"""Bytes of a JSON document that is neither a list nor COCO; its objects take at least 30 times as much memory."""
+"""Maximum bytes of a JSON document that is neither a list nor COCO; its objects take at least 30 times the memory.
+"""
 MAX_LINE: Final = 16 << 20
-"""Bytes of one row, and of one value of a document that is read value by value."""
+"""Maximum bytes of one row, and of one value in a document that is read value by value."""
 CHUNK: Final = 1 << 20
 COCO: Final = frozenset({"images", "annotations", "categories"})
 _SIDES: Final = 4
@@ -156,7 +157,7 @@ class NotCoco(Exception):
 
 
 class Boxes:
-    """The pictures of COCO annotations and their boxes, in any order. A box takes about 40 bytes."""
+    """The images of COCO annotations and their boxes, in any order. A box takes about 40 bytes of memory."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -188,7 +189,7 @@ class Boxes:
             self.files[number] = value["file_name"]
         elif name == "annotations":
             if value.get("iscrowd"):
-                return  # one box around many objects is not an object to find
+                return  # one box around many objects is not a single object to detect
             box = value["bbox"]
             if len(box) != _SIDES:
                 raise TypeError(f"a bbox of {len(box)} numbers")
@@ -204,7 +205,7 @@ class Boxes:
         return number
 
     def rows(self) -> Iterator[Row]:
-        """Yield one row for each picture, in the order of the file. Raises NotCoco for a missing image or category."""
+        """Yield one row for each image, in the order of the file. Raises NotCoco for a missing image or category."""
         lost = {kind: "category" for kind in self.known if kind not in self.names}
         lost |= {image: "image" for image, number in self.numbers.items() if self.files[number] is None}
         for number, what in lost.items():
@@ -218,7 +219,7 @@ class Boxes:
 
 
 def coco_of(path: Path) -> Iterator[Row]:
-    """Yield the pictures of COCO annotations with their boxes and the names of the boxes' categories."""
+    """Yield the images of COCO annotations with their boxes and the names of the boxes' categories."""
     boxes = Boxes()
     large = path.stat().st_size > MAX_WHOLE
     with path.open(encoding="utf-8-sig") as file:

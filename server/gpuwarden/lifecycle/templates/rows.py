@@ -1,4 +1,4 @@
-"""Read rows from jsonl, json, csv, tsv and parquet files, COCO annotations, folders of pictures, and the Hub.
+"""Read rows from jsonl, json, csv, tsv and parquet files, COCO annotations, folders of images, and the Hub.
 
 Rows are yielded one by one, so that a file of any size can be converted.
 """
@@ -23,13 +23,13 @@ ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
 """The column for cells of a csv row beyond the header."""
 MAX_BATCH: Final = 128 << 20
-"""Bytes of parquet values that are decoded at a time."""
+"""Maximum bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
-"""Highest ratio of uncompressed to compressed size: text has about 10; above 100, a file repeats a few values."""
+"""Maximum ratio of uncompressed to compressed size. Text has about 10; above 100, a file repeats a few values."""
 PAGE: Final = 100
 LOOK: Final = 50
 """Rows whose values decide the type of a column."""
-_CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of pictures, or the id of a Hub dataset."
+_CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of images, or the id of a Hub dataset."
 
 
 def rows_of(path: Path) -> Iterator[Row]:
@@ -79,14 +79,14 @@ def lines_of(path: Path) -> Iterator[Row]:
 
 
 def pictures_of(path: Path) -> Iterator[Row]:
-    """Yield the pictures of a folder with one subfolder for each class, as paths below it."""
+    """Yield the images of a folder with one subfolder for each class, as paths relative to the folder."""
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES and not p.name.startswith("."))
     if not found:
-        raise BadRequest(f"{path} has neither pictures nor COCO annotations ({ANNOTATIONS})", _CHOOSE)
+        raise BadRequest(f"{path} has neither images nor COCO annotations ({ANNOTATIONS})", _CHOOSE)
     for picture in found:
         parts = picture.relative_to(path).parts
         if len(parts) < 2:
-            raise BadRequest(f"{picture.name} is in no subfolder", "Make one subfolder of pictures for each class.")
+            raise BadRequest(f"{picture.name} is in no subfolder", "Create one subfolder of images for each class.")
         yield {"image": "/".join(parts), "label": parts[-2]}
 
 
@@ -122,7 +122,7 @@ def _batch_size(path: Path, group: Any) -> int:
                 "Check the file; if its rows are correct, save them as jsonl.",
             )
         whole += decoded
-    # A row is in memory four times: decoded ahead, read, and twice while Python creates its values.
+    # A row is in memory four times: decoded ahead, read, and twice while Python creates the values.
     return max(1, min(1_000, MAX_BATCH // (4 * max(1, whole))))
 
 

@@ -15,7 +15,7 @@ from gpuwarden.rehearsal.hub.store import Commit, HubStore, StoredRepo, User
 
 
 class HubError(Exception):
-    """An error in the Hub's form."""
+    """An error in the Hub's format."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class HubError(Exception):
 
 
 class Moved(Exception):
-    """The repo was renamed; `url` is the same request at its new name."""
+    """The repo was renamed; `url` is the address of the same request under the new name."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -42,7 +42,7 @@ def problem(_request: Request, error: Exception) -> Response:
 
 
 class Access:
-    """The callers and repos of one store, as a request names them."""
+    """Resolves the caller and the repo of a request in one store."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
@@ -96,7 +96,7 @@ class Access:
     # ------------------------------------------------------------------------------------------------ xet store
 
     def xet_answer(self, *, write: bool) -> Response:
-        """Return the answer of every token route, as JSON and in headers."""
+        """Return the response of every token route, as JSON and in headers."""
         answer = self.store.xet.token(self.store.clock.now(), "write" if write else "read")
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
@@ -129,7 +129,7 @@ def kind_of(request: Request) -> str:
 
 
 def sees(user: User | None, repo: StoredRepo) -> bool:
-    """Return true if a caller may know that a repo exists."""
+    """Return true if a caller may see that a repo exists."""
     return not repo.private or (user is not None and repo.owner in {user.name, *user.orgs})
 
 

@@ -99,7 +99,7 @@ class JobBody(Described):
     def _distinct(cls, volumes: list[Volume]) -> list[Volume]:
         paths = [v.mountPath.rstrip("/") for v in volumes]
         if "" in paths or any(".." in p.split("/") for p in paths) or len(set(paths)) < len(paths):
-            raise ValueError("mount paths must be distinct folders below the root")
+            raise ValueError("mount paths must be distinct folders under the root")
         return volumes
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ class HubJobs:
 
 
 def read(model: type[_Body], value: Any) -> _Body:
-    """Return a body as its model. Raises HubError 400 if it does not fit."""
+    """Return a body as its model. Raises HubError 400 for an invalid body."""
     try:
         return parsed(model, value)
     except NotDescribed as error:

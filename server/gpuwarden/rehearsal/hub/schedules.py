@@ -209,7 +209,7 @@ def next_time(schedule: str, now: float) -> float:
                     if (at := day.replace(hour=hour, minute=minute)) >= after:
                         return at.timestamp()
         day += timedelta(days=1)
-    raise HubError(400, f"{schedule!r} never comes")
+    raise HubError(400, f"{schedule!r} never occurs")
 
 
 def _numbers(text: str, low: int, high: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The repos that a rehearsal Hub starts with: real ids and real shapes, a few made-up rows each.
+"""Define the initial repos of a rehearsal Hub: real ids and shapes, with a few made-up rows each.
 
 Parameter counts and column names are those of the real repos; the rows, likes and downloads are invented.
 """

@@ -37,11 +37,11 @@ class FileRef:
     lfs: bool = False
     xet: str = ""
     git: str = ""
-    """The git blob id of the content; empty for a file that came by LFS."""
+    """The git blob id of the content; empty for a file that was uploaded through LFS."""
 
     @property
     def pointer(self) -> bytes:
-        """Return the file that git keeps in place of an LFS file."""
+        """Return the Git LFS pointer file."""
         lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{self.sha256}", f"size {self.size}", "")
         return "\n".join(lines).encode()
 
@@ -235,7 +235,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------- description
 
     def describe(self, repo: StoredRepo, commit: Commit, *, blobs: bool) -> dict[str, Any]:
-        """Return the answer of the repo-info route."""
+        """Return the response of the repo-info route."""
         card = front_matter(self.text(repo, "README.md", commit.oid))
         siblings: list[dict[str, Any]] = []
         for path, ref in sorted(commit.files.items()):
@@ -269,7 +269,7 @@ class HubStore:
         return info | repo.extra
 
     def tags_of(self, repo: StoredRepo, commit: Commit, card: Mapping[str, Any]) -> list[str]:
-        """Tags in the Hub's form, from the card and the files."""
+        """Return tags in the Hub's format, from the card and the files."""
         tags = [str(t) for t in _list(card.get("tags"))]
         for key in ("task_categories", "size_categories", "language", "license"):
             tags += [f"{key}:{v}" for v in _list(card.get(key))]
@@ -332,7 +332,7 @@ def front_matter(readme: str) -> dict[str, Any]:
 
 
 def iso(at: float) -> str:
-    """Return a time in the Hub's form."""
+    """Return a time in the Hub's format."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(at * 1000) % 1000:03d}Z"

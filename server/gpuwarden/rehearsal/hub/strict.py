@@ -1,4 +1,4 @@
-"""Routes that refuse query parameters and JSON body fields that the Hub's description does not name.
+"""Routes that refuse query parameters and JSON body fields that are not in the Hub's API description.
 
 An emulator that ignores an unknown filter would hide a client's mistake.
 """

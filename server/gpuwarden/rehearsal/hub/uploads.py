@@ -1,4 +1,4 @@
-"""Routes that put files into the rehearsal Hub: commits, Git LFS and the xet store."""
+"""Define the routes that upload files to the rehearsal Hub: commits, Git LFS and the xet store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UploadRoutes(Access):
     """The routes of uploads over one store."""
 
     async def preupload(self, request: Request) -> Response:
-        """POST preupload: whether each file is uploaded by LFS."""
+        """POST preupload: whether each file is uploaded through LFS."""
         repo, body = self.repo(request, write=True), await request.json()
         commit = self.commit(repo, request.path_params["rev"])
         files = []

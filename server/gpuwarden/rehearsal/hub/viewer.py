@@ -31,7 +31,7 @@ Table = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 class ViewerError(HubError):
-    """An error in the viewer's form."""
+    """An error in the viewer's format."""
 
 
 class HubViewer:
@@ -43,7 +43,7 @@ class HubViewer:
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
-        """Return all routes, below `base`."""
+        """Return all routes, under `base`."""
         names = ("splits", "info", "size", "rows", "first-rows", "is-valid")
         return [Route(f"{base}/{n}", getattr(self, n.replace("-", "_"))) for n in names]
 

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 EMPTY: Final = "0" * 64
-"""The hash of an empty file, which no store has."""
+"""The hash of an empty file, which is in no store."""
 _TOKENS: Final = {"read": "xet-rehearsal-read", "write": "xet-rehearsal-write"}
 _HEADER_AT = 48  # the shard header; file entries follow in 48-byte records
 _RECORD = 48
@@ -76,7 +76,7 @@ class XetStore:
         return self.hub + self.base
 
     def token(self, now: float, scope: str) -> dict[str, Any]:
-        """Return the answer of the token routes."""
+        """Return the response of the token routes."""
         return {"casUrl": self.url, "exp": int(now) + 3600, "accessToken": _TOKENS[scope]}
 
     # ---------------------------------------------------------------------------------- content, from a thread only
@@ -163,7 +163,7 @@ class XetStore:
         return FileResponse(target, media_type="application/octet-stream")
 
     async def _reconstruction(self, request: Request) -> Response:
-        """GET the byte ranges of the xorbs that make up a file, in the form of version 1 or 2."""
+        """GET the byte ranges of the xorbs that make up a file, in the format of version 1 or 2."""
         if (refusal := _refused(request, "read")) is not None:
             return refusal
         file = self._files.get(request.path_params["hash"])

@@ -35,7 +35,7 @@ _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
 """Text that uv reads as versions: uv could take anything else as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
-"""Words of errors that may occur only here, because builds are refused and torch is the CPU build."""
+"""Words in errors that may occur only in a rehearsal, because builds are refused and torch is the CPU build."""
 _NETWORK: Final = re.compile(
     r"(?i)failed to fetch|dns error|error sending request|connect|timed? ?out|no such host|offline"
 )
@@ -91,8 +91,8 @@ def _is_plain(header: Header) -> bool:
 def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     """Create an environment. Return uv's error, empty on success.
 
-    Its modules are compiled here by its base interpreter, without `site`, so that none of them runs. In the sandbox the
-    folder is read-only, so each rehearsal would compile them again.
+    Its modules are compiled here by its base interpreter, without `site`, so that none of them runs. Otherwise each
+    rehearsal would compile them again, because the folder is read-only in the sandbox.
     """
     remove(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     made = _run([uv, "venv", "--no-config", "--no-project", "--quiet", *version, str(folder)], env, folder.parent)
     if made.returncode:
         return line(made.stderr, 1_000) or "uv venv failed"
-    base = (folder / "bin/python").resolve()  # before a wheel can put another program there
+    base = (folder / "bin/python").resolve()  # before a wheel can install another program there
     asked = folder / "requirements.txt"
     asked.write_text("\n".join(header.dependencies) + "\n", encoding="utf-8")
     install = [uv, "pip", "install", "--no-config", "--quiet", "--only-binary", ":all:", "--no-compile-bytecode"]
@@ -116,7 +116,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
 
 
 def _run(command: list[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run uv in gpuwarden's folder: below the working folder it would use the job's programs and settings."""
+    """Run uv in gpuwarden's folder: in the working folder it would use the job's programs and settings."""
     try:
         return subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""Keep all processes of a rehearsal below one process, and end them with the rehearsal.
+"""Keep all processes of a rehearsal under one process, and end them with the rehearsal.
 
     python -I -S keeper.py COMMAND...
 

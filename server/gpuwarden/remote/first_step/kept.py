@@ -1,4 +1,4 @@
-"""Remove old data of rehearsals: environments above a number, size or age, and folders of killed runs."""
+"""Remove old data of rehearsals: environments above the limits of number, size or age, and folders of killed runs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _CACHES: Final = {
     "HF_HOME": "", "HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/hub", "TRANSFORMERS_CACHE": "/hub",
     "HF_DATASETS_CACHE": "/datasets",
 }  # fmt: skip
-"""Variables with cache folders of the job's machine, and their replacements below the sandbox's own cache."""
+"""Variables with cache folders of the job's machine, and their replacements in the sandbox's own cache."""
 PRETEND: Final = "hf_pretend"
 """The value that each declared secret has in a rehearsal."""
 
@@ -118,7 +118,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
         read = list(box.read)
-        if os.path.realpath(python) == os.path.realpath(sys.executable):  # its packages outside of its environment
+        if os.path.realpath(python) == os.path.realpath(sys.executable):  # its packages outside its environment
             packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages")) and os.path.isdir(p)]
             read += map(os.path.realpath, packages)
         box = replace(box, read=tuple(dict.fromkeys(read)), devices=())

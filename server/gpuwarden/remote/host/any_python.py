@@ -1,4 +1,4 @@
-"""Start Python on a host that was not probed yet: a shell there finds one that is new enough.
+"""Start Python on a host that was not probed yet: a shell on the host finds an interpreter that is new enough.
 
 A probe of the host (`host_info`) finds the same one, but needs another round trip and a start of every Python there.
 """
@@ -26,7 +26,8 @@ MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
 
-# Runs the program, or exits with 96 if Python is too old to compile it. Even older ones exit with 2, for lack of `-I`.
+# Runs the program, or exits with 96 if Python is too old to compile it. Even older versions exit with 2, because they
+# lack `-I`.
 _GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
 _START: Final = rf"""
 start() {{

@@ -102,7 +102,7 @@ def parse_host_info(lines: Sequence[str]) -> HostInfo:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
         raise BadReply(
-            f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Check that it is a POSIX system."
+            f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Check that it runs a POSIX system."
         )
     paths = f"{one.get('path', '')}:{one.get('first_path', '')}".split(":")
     path = ":".join(dict.fromkeys(p for p in paths if p.startswith("/")))

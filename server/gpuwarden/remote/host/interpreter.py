@@ -70,11 +70,14 @@ def request_of(needs: Needs) -> dict[str, Any]:
 
 
 def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, network: bool = True) -> Readiness:
-    """Return the requirements that a place does not meet, by the agent's answer. Raises BadReply for an invalid one."""
+    """Return the requirements that a target does not meet, from the agent's reply.
+
+    Raises BadReply for an invalid reply.
+    """
     try:
         there = Installed.model_validate(dict(answer))
     except ValidationError as error:
-        raise BadReply(f"invalid answer of the start agent ({error.error_count()} fields)", "Try again.") from None
+        raise BadReply(f"invalid reply from the start agent ({error.error_count()} fields)", "Try again.") from None
     lacking: tuple[str, ...] = ()
     trouble = ""
     try:

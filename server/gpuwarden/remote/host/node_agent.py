@@ -34,7 +34,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 SOURCE = ""
-"""The agent's own source, set by its loader: ranks run from it."""
+"""The agent's own source, set by its loader. Ranks are started from it."""
 LIFE_S = 900
 CALL_S = 10.0
 ANSWER_S = 2.0

@@ -1,4 +1,4 @@
-"""Codes of the checks, answers and problems of several nodes. Programs compare these codes, never the sentences."""
+"""Define codes for the checks, answers and problems of several nodes. Programs compare these codes, never the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about several nodes and the network paths between them. Unknown fields in an agent's answer are ignored.
+"""Model facts about several nodes and the network paths between them. Unknown fields in an agent's answer are ignored.
 
 A fact that could not be determined is None, or is missing from its list.
 """
@@ -23,7 +23,7 @@ class _Lenient(BaseModel):
 
 
 class Interface(_Lenient):
-    """A network interface with an IPv4 address or without. `kind` is "" for one that ranks can use."""
+    """A network interface, with or without an IPv4 address. `kind` is "" for one that ranks can use."""
 
     name: str
     kind: str = ""
@@ -96,7 +96,7 @@ class Node(_Lenient):
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a node's clock is ahead of this machine's, in seconds, and the uncertainty of that value."""
+    """Offset of a node's clock from this machine's in seconds, positive if ahead, and the uncertainty of the offset."""
 
     seconds: float
     uncertainty: float
@@ -161,15 +161,15 @@ class GroupFacts:
 
 
 def read_node(name: str, answer: Mapping[str, Any]) -> Node:
-    """Parse an agent's facts. Raises BadReply for an answer in another form."""
+    """Parse an agent's facts. Raises BadReply for a reply in another format."""
     try:
         return Node.model_validate(dict(answer))
     except ValidationError:
-        raise BadReply(f"the facts of {name} have an unknown form", "Try again.") from None
+        raise BadReply(f"the facts from {name} have an unknown format", "Try again.") from None
 
 
 def read_rank(answer: Mapping[str, Any]) -> Rank:
-    """Parse a rank's report; an unknown form counts as a rank that never started."""
+    """Parse a rank's report. An unknown format counts as a rank that never started."""
     try:
         return Rank.model_validate(dict(answer))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Judge several nodes before a job runs on them. Pure: facts in, values out; every interface renders them itself.
+"""Judge several nodes before a job runs on them. Pure: converts facts to values, which every interface renders itself.
 
 Each check results in yes, no or unknown. A detected problem makes it no; a fact that could not be determined makes it
 unknown, which never counts as passed.

@@ -14,13 +14,14 @@ from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
-"""A timeout in seconds at which a dead rank is detected so late that its cause is hard to find."""
+"""A timeout in seconds from which a dead rank is detected so late that its cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
 """The first PyTorch whose NCCL group waits 600 s by default instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
 """The maximum bandwidth that is expected of gloo, which copies through the processor."""
 FEWEST_SHARE: Final = 0.25
-"""The minimum share of the link that an all-reduce of 8 MB reaches; on a fast link, latency takes the rest."""
+"""The minimum share of the link's speed that an all-reduce of 8 MB reaches; on a fast link, latency limits the
+speed."""
 ELASTIC_S: Final = 600
 
 
@@ -50,7 +51,7 @@ def torches(facts: GroupFacts) -> dict[str, str | None]:
 
 
 def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Problem]:
-    """Yield the nodes with another version than the first that has one."""
+    """Yield the nodes whose version differs from that of the first node with a known version."""
     known = {name: version for name, version in versions.items() if version}
     first = next(iter(known), "")
     for name, version in known.items():
@@ -81,7 +82,7 @@ def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iter
 
 
 def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Judge the time that ranks wait for a dead one."""
+    """Judge how long ranks wait for a dead rank."""
     area = Area.TIMEOUTS
     for variable in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if launch.env.get(variable) == "0":

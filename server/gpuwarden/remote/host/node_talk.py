@@ -35,12 +35,12 @@ _LOADER: Final = (
 
 @cache
 def agent_source() -> str:
-    """Return the source that every node gets."""
+    """Return the agent's source code, which is sent to every node."""
     return files("gpuwarden.remote.host").joinpath("node_agent.py").read_text("utf-8")
 
 
 class _Lines(Protocol):
-    """A program that answers one line for every line."""
+    """A program that returns one reply line for each request line."""
 
     async def ask(self, line: bytes, *, timeout_s: float) -> bytes: ...
 
@@ -69,7 +69,7 @@ class NodeTalk:
             if not isinstance(reply, dict):
                 raise TypeError
         except (ValueError, TypeError, RecursionError):
-            self._gone = BadReply(f"the answer of {self.name} can't be parsed", "Try again.")
+            self._gone = BadReply(f"the response from {self.name} can't be parsed", "Try again.")
             raise self._gone from None
         except Exception as error:
             self._gone = error
@@ -85,7 +85,7 @@ class NodeTalk:
 
 @dataclass
 class _OverSsh:
-    """The agent at the other end of a connection."""
+    """The agent on a remote node."""
 
     dialogue: Dialogue
 

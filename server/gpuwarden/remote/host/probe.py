@@ -125,7 +125,7 @@ def torch() -> Json:
 
 
 def mount_table() -> list[tuple[str, str, str]]:
-    """Return (mount point, file system, options) of every mount, as the kernel spells them."""
+    """Return (mount point, file system, options) of every mount, in the kernel's spelling."""
     rows = []
     for line in text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -142,7 +142,7 @@ def disks(paths: list[str]) -> Json:
 
 
 def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
-    """Return one path."""
+    """Return the facts about one path."""
     near = os.path.realpath(path)
     while not os.path.isdir(near):
         near = os.path.dirname(near)
@@ -219,7 +219,7 @@ def reach(url: str) -> Json:
 
 
 def web(urls: list[str]) -> Json:
-    """Return all addresses at once."""
+    """Check all addresses concurrently."""
     found: List[Json] = [{"url": u, "ok": False, "why": "no answer in time"} for u in urls]
 
     def one(at: int) -> None:
@@ -234,7 +234,7 @@ def web(urls: list[str]) -> Json:
 
 
 def main(request: Json) -> None:
-    """Run all parts at once and print their findings."""
+    """Run all parts concurrently and print their results."""
     parts: Dict[str, Callable[[], Json]] = {
         "gpus": gpus,
         "xids": xids,

@@ -1,4 +1,4 @@
-"""Turn a probe's facts into findings with advice. Pure; the probe's output is untrusted and read leniently."""
+"""Convert a probe's facts to findings with advice. Pure; the probe's output is untrusted and parsed leniently."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
         fix = "Work takes longer here and is billed by time; rent another machine if the throttling persists."
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
     elif (gpu.temperature or 0) >= HOT_C:
-        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} has {gpu.temperature:g} degrees before any work")
+        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees before any work")
     if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
         message = f"{what} holds {gpu.used_mib:,.0f} MiB although no process is listed and nothing computes"
         fix = "A dead process or another container uses it. Check `fuser -v /dev/nvidia*`; restart the container."

@@ -129,7 +129,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
 
 
 def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
-    """Split a row of an array into one row per task: Slurm has a single row for all tasks that wait together."""
+    """Split an array's row into one row per task: Slurm has a single row for all pending tasks of an array."""
     number = row.get("array_task_id")
     while isinstance(number, dict):
         number = number.get("number") if number.get("set") is not False else None
@@ -147,12 +147,12 @@ def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
 
 
 def indices(text: str) -> Set[int]:
-    """Parse indices such as `7`, `[5-9%2]` or `1,3,8-100:2`. Raises ValueError for another form."""
+    """Parse indices such as `7`, `[5-9%2]` or `1,3,8-100:2`. Raises ValueError for another format."""
     found = set()  # type: Set[int]
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
         if match is None:
-            raise ValueError("Slurm names the tasks of an array in an unknown form: " + text[:80])
+            raise ValueError("Slurm names the tasks of an array in an unknown format: " + text[:80])
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step < 1 or not 0 <= last - first <= MAX_TASKS:
             raise ValueError("Slurm names impossible tasks of an array: " + text[:80])
@@ -180,7 +180,7 @@ def in_folder(folder: str) -> List[str]:
 
 
 def spelled(job: Json) -> Json:
-    """Convert a line of text to the form of the JSON list: without unset values, and with the limit in minutes."""
+    """Convert a line of text to the format of the JSON list: without unset values, and with the limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdigit()]
@@ -211,7 +211,7 @@ def getpass_user() -> str:
 def jobs(request: Json, env: Json) -> Json:
     """Return the queue's rows of gpuwarden's jobs, and the accounting rows of its jobs that left the queue.
 
-    `folders` has the run folder of each stem of a name; every submitted job left a file there.
+    `folders` maps the stem of each job name to its run folder, which contains a file for every submitted job.
     """
     folders = request["folders"]
     found = queue(folders, env)
@@ -280,7 +280,7 @@ def submitted(stem: str, folder: str) -> List[str]:
 
 
 def limits(request: Json, env: Json) -> Json:
-    """Return the cluster's own texts about its limits, and its dry-run check of a request."""
+    """Return the cluster's own output about its limits, and its dry-run check of a request."""
     user = getpass_user()
     asked = {
         "config": ["scontrol", "show", "config"],
@@ -470,7 +470,7 @@ def number_of(row: Json) -> str:
 
 
 def record_unstarted(request: Json, found: Json) -> None:
-    """Write the final status of a job that ended before it ran: Slurm has no record of a task that waited."""
+    """Write the final status of a job that ended before it ran: Slurm has no record of a task that never ran."""
     name, folder = request["name"], request["folder"]
     attempt = max(int(n.rpartition("-a")[2]) for n in [*submitted(name, folder), *found["tasks"]])
     if read_json(folder + "/stop.json") is None or read_json(folder + "/status.json") is not None:
@@ -544,12 +544,12 @@ def taken(folder: str) -> bool:
 
 
 def write(path: str, text: str) -> None:
-    """Write a private file, whole or not at all."""
+    """Write a private file atomically."""
     put(path, text.encode())
 
 
 def put(path: str, content: bytes) -> None:
-    """Write a private file, whole or not at all, unless it has this content already."""
+    """Write a private file atomically, unless it already has this content."""
     try:
         if read_end(path, len(content) + 1) == content:
             return

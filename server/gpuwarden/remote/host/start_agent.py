@@ -93,7 +93,7 @@ def gpus(path: str) -> Json:
 
 
 def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[str]:
-    """Return the modules that an interpreter does not find. Raises OSError if it gives no answer."""
+    """Return the modules that an interpreter does not find. Raises OSError if the interpreter does not answer."""
     asked = [python, "-c", FIND, *names]
     try:
         done = subprocess.run(

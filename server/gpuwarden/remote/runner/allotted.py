@@ -1,7 +1,7 @@
 """Run a job inside an allocation of an engine, which may repeat the same command by itself.
 
 The engine runs `allot` as its batch script. It prints no reply and ends with the job. The order is in
-`order.<attempt>.json` of the run folder, and the secrets are in the variable `GPUWARDEN_ORDER`, which the job does not
+`order.<attempt>.json` in the run folder, and the secrets are in the variable `GPUWARDEN_ORDER`, which the job does not
 get. If an engine repeats a batch script, the job is still started once: `restart` counts the runs.
 
 An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
@@ -129,8 +129,8 @@ def outlast(supervisor: Supervisor) -> None:
 def restart_of(folder: str, order: Json, request: Json) -> int:
     """Return how often the engine has started this attempt before.
 
-    The number comes from the engine. If the engine does not count, each run has a new id, and the number is that of
-    the last run plus one.
+    The number comes from the engine. If the engine does not count, each run has a new id, and its number is the
+    previous run's plus one.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -171,7 +171,7 @@ def lock_of(folder: str) -> int:
 
 
 def is_due(folder: str, order: Json, restart: int) -> bool:
-    """Return whether this run of the batch script must run the job: no other run has, and the job is not finished."""
+    """Return whether this run of the batch script must run the job: no other run does, and the job is not finished."""
     status = read_status(folder)
     if status is None or status.get("token") != order["token"]:
         return True

@@ -1,4 +1,4 @@
-"""The job's process: its environment, whether it and its group are alive, and the meaning of its exit code."""
+"""Manage the job's process: its environment, the liveness of its group, and the meaning of its exit code."""
 
 from __future__ import annotations
 

@@ -60,5 +60,5 @@ def write_atomic(path: str, data: bytes) -> None:
 
 
 def stamp(info: os.stat_result) -> Json:
-    """Return size and times of a file, which differ for later content of the same name and size."""
+    """Return a file's size and times, which together show whether its content was changed or replaced."""
     return {"size": info.st_size, "mtime_ns": info.st_mtime_ns, "ctime_ns": info.st_ctime_ns}

@@ -1,4 +1,4 @@
-"""Check all nodes of an allocation before the command runs: one bad node hangs the group while all nodes are billed.
+"""Check all nodes of an allocation before the command runs: one bad node hangs the group while all are billed.
 
 The engine starts `node_agent.py` of the run folder once on each node. The answers and problems are written to
 `nodes.json`. Only observed problems count: if the engine could not start the check, or the check timed out before all

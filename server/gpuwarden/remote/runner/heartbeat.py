@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Makes calls in a thread because they may hang: on a failing driver or a lost network disk."""
+    """Makes calls in a thread, because they may hang on a failing driver or a lost network disk."""
 
     def __init__(self) -> None:
         self.values: Json = {}

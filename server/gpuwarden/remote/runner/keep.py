@@ -1,4 +1,4 @@
-"""The upload to an artifact store: start its process, and read its report."""
+"""Start the process that uploads to an artifact store, and read its report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def secret_keys(keys: dict[str, str]) -> list[str]:
 
 
 def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
-    """Start the upload beside the job at low priority. Return None if no upload is configured or the start fails.
+    """Start the upload alongside the job at low priority. Return None if no upload is configured or the start fails.
 
     `job` has the token and the attempt; `key` signs the store's manifests. Key and credentials are sent only on stdin.
     When stdin closes, no more files will be saved: the process uploads the rest and exits.

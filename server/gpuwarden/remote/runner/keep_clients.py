@@ -1,4 +1,4 @@
-"""Artifact stores, each through its official client: boto3 for S3, huggingface_hub for the Hub."""
+"""Upload to artifact stores through their official clients: boto3 for S3, huggingface_hub for the Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class S3Store:
     """An S3 bucket. A multipart upload resumes after a restart: parts that the store has are not sent again.
 
     It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one all
-    parts are sent again. `uploads` maps keys to the ids of uploads under way.
+    parts are sent again. `uploads` maps keys to the ids of uploads in progress.
     """
 
     def __init__(self, keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class S3Store:
         self.forget(key)
 
     def there(self, key: str) -> dict[int, str]:
-        """Return the parts that the store has of an upload, number -> ETag. Begin the upload if none is under way."""
+        """Return the parts that the store has of an upload, number -> ETag. Begin the upload if none is in progress."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped,unused-ignore]
 
         if key in self.uploads:

@@ -1,4 +1,4 @@
-"""The end of a run in the manifest of an artifact store, which shows the last state of a machine that is off.
+"""Record the end of a run in an artifact store's manifest, which has the last state of a machine that is off.
 
 Each manifest is signed with a key of this job that is never written to the machine's disks. It differs from the key of
 the seals, because the upload may run in a Python that the job installed.
@@ -55,7 +55,7 @@ def asked_look(folder: str) -> str:
 
 
 def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
-    """Return the job's final status and the machine's other processes and files, beside the listed files.
+    """Return the job's final status, and the machine's processes and files apart from the listed ones.
 
     `look` is the request of the self-stop process if the machine is about to stop itself.
     """

@@ -1,4 +1,4 @@
-"""The process that uploads a job's outputs to its artifact store while the job runs, until all are uploaded.
+"""Upload a job's outputs to its artifact store while the job runs, until all are uploaded.
 
 While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
 lists. After the job's end the other files follow. The process never deletes anything in the store.
@@ -317,10 +317,9 @@ class Keeper:
             os.close(fd)
 
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
-        """Write the manifest of all uploaded files to the store, then record it in the run folder.
-
-        `end` is given once the job has ended and all its files are in the store. A file that was removed on the
-        machine stays in the store and is marked `gone`.
+        """Write the manifest of all uploaded files to the store, then record the manifest in the run folder. `end` is
+        given once the job has ended and all its files are in the store. A file that was removed on the machine stays in
+        the store and is marked `gone`.
         """
         there = {row["path"] for row in listed}
         files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
@@ -367,7 +366,7 @@ def stamped(row: Json, other: Json) -> bool:
 def client_error(error: BaseException, redactor: Redactor) -> str:
     """Return a client's error with the code of the store, redacted and then cut.
 
-    The text of a ValueError is omitted, because HTTP clients quote invalid headers in it.
+    The text of a ValueError is omitted, because HTTP clients may quote an invalid header there.
     """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")

@@ -1,4 +1,4 @@
-"""The job's log: written in segments, read from an absolute cursor."""
+"""Write the job's log in segments, and read it from an absolute cursor."""
 
 from __future__ import annotations
 

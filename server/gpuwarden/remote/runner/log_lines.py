@@ -103,7 +103,7 @@ class Reading(NamedTuple):
     bar: bool = False
     trains: bool = True
     whole: bool = False
-    """True for a bar that counts the steps of the whole run, not of an epoch."""
+    """True if the progress bar counts the steps of the full run, not of an epoch."""
 
 
 class Pair(NamedTuple):

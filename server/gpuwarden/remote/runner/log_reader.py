@@ -71,13 +71,13 @@ class LogReader:
             try:
                 row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
             except (ArithmeticError, LookupError, ValueError):
-                row = {}  # no output of a job may end its supervision
+                row = {}  # a job's output must never stop the supervision
             self.spent += time.process_time() - begun
             if row:
                 yield row
 
     def take(self, text: str) -> dict[str, float]:
-        """Return the numbers in one line by name; empty if it has none of the training."""
+        """Return the training's numbers in one line by name; empty if there are none."""
         said = ANNOUNCED.search(text)
         if said is not None:
             self.announced = int(said.group(1).replace(",", ""))
@@ -99,7 +99,7 @@ class LogReader:
         return self.row_of(found) if found is not None else {}
 
     def epoch_row(self, text: str) -> Reading | None:
-        """Read a row below `epoch  train_loss  valid_loss ...`, which notebooks print for each epoch."""
+        """Read a row under the header `epoch train_loss  valid_loss ...`, which notebooks print for each epoch."""
         words = text.split()[:16]
         if len(words) > 2 and words[0].lower() == "epoch" and words[1].lower() in ("train_loss", "loss"):
             self.epoch_columns = len(words)
@@ -112,7 +112,7 @@ class LogReader:
             return None
 
     def table_row(self, text: str) -> Reading | None:
-        """Read a row below `Epoch GPU_mem box_loss ...`. The training loss is the sum of its losses."""
+        """Read a row under the header `Epoch GPU_mem box_loss ...`. The training loss is the sum of its losses."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
         if cells is None or found is None:

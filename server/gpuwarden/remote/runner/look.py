@@ -12,7 +12,7 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""Characters kept of an answer: its end, which has the newest lines."""
+"""Characters kept of an output: its end, which has the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:

@@ -1,4 +1,4 @@
-"""The files of the declared outputs, with digests on request."""
+"""List the files of the declared outputs, with digests on request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Listing:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """Return the path to show; for an absolute output the real one, because a teardown deletes a link's target."""
+        """Return the path to show: the real path for an absolute output, because a teardown deletes a link's target."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
         return self.mapping.shown(real)
@@ -122,9 +122,10 @@ class Listing:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Return consistent size, times and digest. The digest is None if the file changed during three readings.
+        """Return size, times and digest from one reading. The digest is None if the file changed during three readings.
 
-        The times show later whether the file is unchanged: only the kernel sets the time of change (ctime).
+        A later check compares the times to detect changes: programs can't set the change time (ctime), only the kernel
+        can.
         """
         row: Json = {}
         for _ in range(3):

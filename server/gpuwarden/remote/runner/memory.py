@@ -1,4 +1,4 @@
-"""Memory: usage, limit, and the kernel's out-of-memory kills."""
+"""Measure memory: usage, limit, and the kernel's out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OomKills:
         self.look()
 
     def look(self, pid: Any = "self") -> int | None:
-        """Return the kills so far: the maximum of all groups, because a group includes the kills of its subgroups."""
+        """Return the kills so far: the maximum over all groups, because a group's count includes its subgroups."""
         for folder in {*cgroup_folders(), *cgroup_folders(pid)} if len(self.first) < 16 else ():
             count = oom_kills_in(folder)
             if count is not None:

@@ -17,7 +17,7 @@ class Output:
         self.pipe = -1
 
     def copy(self, times: int) -> bool:
-        """Copy up to `times` pieces of output to the log; return whether there was any."""
+        """Copy up to `times` pieces of output to the log; return whether there was output."""
         came = False
         for _ in range(times):
             try:
@@ -32,7 +32,10 @@ class Output:
         return came
 
     def drain(self) -> bool:
-        """Copy the rest of the output and close the pipe, which a stray process may keep open; True if any came."""
+        """Copy the remaining output, and close the pipe, which a stray process may keep open.
+
+        Return whether output was copied.
+        """
         came = self.pipe >= 0 and self.copy(64)
         self.close()
         self._pass_on(self.redactor.finish())

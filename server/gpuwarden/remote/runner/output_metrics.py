@@ -99,7 +99,7 @@ class OutputMetrics(Asked):
 
 
 def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
-    """Return the last numbers in a `trainer_state.json` of any size, and the total steps of the run."""
+    """Return the last numbers in a `trainer_state.json` of any size, and the run's total steps."""
     try:
         head = read_small(path, TAIL)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """Stop this machine from inside (self-stop) after its job has ended and its outputs were not requested.
 
-A separate process beside the supervisor, which it outlives. Requests that read or decide something for the user touch
-the file `heard` and lock it while they run; status polls do not. The idle time is measured on the monotonic clock from
-the last change of that file, so a jump of the system clock does not trigger a self-stop.
+Runs in a separate process that outlives the supervisor. Requests that read or decide something for the user touch the
+file `heard` and lock it while they run; status polls do not. The idle time is measured on the monotonic clock from the
+last change of that file, so a jump of the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def hear(folder: str) -> int:
 
 
 def hold(folder: str, _: Json) -> Json:
-    """Cancel the self-stop: keep this machine running until it is ended otherwise."""
+    """Cancel the self-stop: keep this machine running until it is stopped in another way."""
     write_atomic(folder + HOLD, b"held\n")
     return {"ok": True}
 
@@ -197,11 +197,12 @@ class Parker:
         self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
 
     def last_word(self) -> bool:
-        """Request a last manifest in the artifact store, because the machine may be ended before it runs again.
+        """Request a last manifest in the artifact store, because the machine may be terminated before it runs again.
 
         Returns False if the self-stop must wait: after a new request, or if the store may have the last manifest of an
-        earlier try and can't be updated, because the machine could be ended by that outdated manifest. Otherwise an
-        unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
+        earlier try and can't be updated, because the machine could be terminated on the basis of that outdated
+        manifest. Otherwise an unreachable store does not delay the self-stop, because the outputs are on the machine's
+        disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
@@ -296,7 +297,7 @@ def is_locked(folder: str, name: str) -> bool:
 
 
 def lost_by_stop(folder: str, outputs: list[str]) -> str:
-    """Return why a stop would lose a declared output: it is in memory, or has a memory file system mounted inside."""
+    """Return why a stop would lose a declared output: the output is in memory, or contains a memory file system."""
     try:
         with open(MOUNTS, "rb") as file:
             rows = [line.split() for line in file]
@@ -327,7 +328,7 @@ def ask(spec: Json) -> str:
 
 
 def ask_platform(request: Json) -> str:
-    """Send the platform's stop request with the key that this machine has for itself."""
+    """Send the platform's stop request with this machine's own key."""
     import urllib.request
 
     class Straight(urllib.request.HTTPRedirectHandler):

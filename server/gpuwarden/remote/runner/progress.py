@@ -133,7 +133,10 @@ class Progress:
             self.moved, self.stalled = now, False
 
     def alert_bad(self, name: str, source: int) -> None:
-        """Alert once about a value that is not finite. A validation loss may be, for example of an absent class."""
+        """Alert once about a value that is not finite.
+
+        A validation loss may be NaN, for example for an absent class.
+        """
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True
             text = f"{name} is not finite{at_step(self.record.status['step'])}"

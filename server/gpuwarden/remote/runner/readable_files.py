@@ -36,7 +36,7 @@ class ReadableFiles:
             try:
                 return self.opener.open_in(folder, name)
             except OSError:
-                pass  # a link or a missing file: the full check finds out
+                pass  # a link or a missing file: the full check decides
         located, bound = self.mapping.locate(self.folder, path)
         real = os.path.realpath(located)
         if not os.path.lexists(real):

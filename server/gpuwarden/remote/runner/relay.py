@@ -1,4 +1,4 @@
-"""The relay: a process beside the job that accepts the job's reports, spools them to disk, and forwards them.
+"""Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
 It listens only on the loopback address, with the paths and answers of the server's API, and answers as soon as a report
 is in the spool. A trainer that does not retry thus loses nothing if the connection is down. If the machine can't reach

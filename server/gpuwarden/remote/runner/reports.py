@@ -1,4 +1,4 @@
-"""The supervisor's part in reports: the local address that the job posts to, the relay behind it, and own reports."""
+"""Manage the supervisor's part in reports: the local address for the job's posts, the relay, and its own reports."""
 
 from __future__ import annotations
 

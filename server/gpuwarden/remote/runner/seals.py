@@ -1,4 +1,4 @@
-"""Digests of finished checkpoints: start the sealer, and read its seal log."""
+"""Start the sealer, which computes digests of finished checkpoints, and read its seal log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
 
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
-    """Start the sealer (the archive) beside the job at low priority. Return None on failure; the pull seals then.
+    """Start the sealer (the archive) alongside the job at low priority. Return None on failure; the pull seals then.
 
     The sealer ends when its stdin closes, so it does not outlive a killed supervisor for long. The key is sent only on
     stdin.

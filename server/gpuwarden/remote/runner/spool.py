@@ -1,4 +1,4 @@
-"""The spool: reports of a job and its runner, stored on this machine's disk until they are sent or pulled.
+"""Store reports of a job and its runner in the spool on this machine's disk until they are sent or pulled.
 
 It consists of two files of JSON lines, each with one writer: `spool.job.jsonl` has the job's reports to the relay, and
 `spool.runner.jsonl` those of the supervisor. A line is `{"kind": "metrics" | "alerts", "body": ...}` with a body of the

@@ -101,7 +101,7 @@ def supervise(folder: str, order: Json) -> Json | None:
         if known:
             return known
         earlier = read_status(folder)
-        patience = 1 if earlier and earlier["state"] == "running" else 10  # after its end a supervisor exits soon
+        patience = 1 if earlier and earlier["state"] == "running" else 10  # a supervisor exits soon after its job
         if lock < 0 and time.monotonic() - begun > patience:
             raise Problem("conflict", f"an earlier attempt is still running in {folder}; stop it first")
         time.sleep(0 if lock >= 0 else 0.02)

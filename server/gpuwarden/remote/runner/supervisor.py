@@ -1,4 +1,4 @@
-"""One attempt of a job, from its launch to its final status."""
+"""Run one attempt of a job, from its launch to its final status."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Supervisor:
         self.progress.take(64)
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
-            self.sealer.stdin.close()  # it checks a last time; the supervisor does not wait for it
+            self.sealer.stdin.close()  # it checks one last time; the supervisor does not wait for it
         self.keep()  # the end of this process signals the uploader that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
@@ -267,7 +267,10 @@ class Supervisor:
             kill_group(self.child.pid, signal.SIGKILL)
 
     def asked_grace(self) -> float:
-        """Return the grace period of the stop request, in seconds; a signal can't carry it."""
+        """Return the grace period of the stop request in seconds.
+
+        The period is in a file, because a signal can't contain it.
+        """
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

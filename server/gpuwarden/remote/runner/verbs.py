@@ -1,4 +1,4 @@
-"""The command line: one verb, one JSON object on stdin, JSON lines on stdout."""
+"""Run the command line: one verb, one JSON object on stdin, JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
-"""Verbs that read or decide something for the user, and so delay a self-stop."""
+"""Verbs that read or decide something for the user, and therefore delay a self-stop."""
 
 
 def answer(argv: list[str]) -> Json | None:

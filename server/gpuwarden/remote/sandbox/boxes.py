@@ -67,7 +67,7 @@ def box_for(
     """Return the box of a job that is started with `env`.
 
     `programs` are the programs that run it, `machine` the folders of a rehearsal. A program that an earlier job may
-    have created does not add its environment: that could consist of links to files that the job wants to read.
+    have created does not add its environment: the environment could consist of links to files outside the job's box.
     """
     run_dir = os.path.realpath(run_dir)
     hidden, write = (tuple(real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
@@ -84,7 +84,7 @@ def box_for(
     if allowed.caches:  # the Hub's cache of models and datasets; the token is next to it, not in it
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
-    if allowed.network:  # the resolver's configuration, often a link to a file below /run
+    if allowed.network:  # the resolver's configuration, often a link to a file under /run
         resolver = dict.fromkeys(("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
         read += [path for path in resolver if os.path.exists(path)]
     return Box(
@@ -134,7 +134,7 @@ def interpreters(*programs: str) -> tuple[str, ...]:
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """Yield the parts of a program's prefix if that is an environment of Python or conda, otherwise the program."""
+    """Yield the parts of a program's prefix if it is a Python or conda environment; otherwise yield the program."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
         marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))

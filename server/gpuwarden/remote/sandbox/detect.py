@@ -30,7 +30,7 @@ def detect() -> Sandbox:
         if not why:
             return candidate
         whys.append(f"{candidate.kind}: {why}")
-    return Sandbox(Kind.NONE, why="; ".join(whys) or "this system has no sandbox that gpuwarden supports")
+    return Sandbox(Kind.NONE, why="; ".join(whys) or "this system has no supported sandbox")
 
 
 def _candidates() -> Iterator[Sandbox]:

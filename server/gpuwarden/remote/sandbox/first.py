@@ -1,10 +1,10 @@
-"""The first program in a sandbox: read the job's environment from a pipe, start the command, and report its end.
+"""Run as the first program in a sandbox: read the job's environment from a pipe, start the command, and report its end.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
-Standard library only: it is a file next to the job, which can't write it. The program that builds the sandbox never
-gets the job's environment, because a job's `LD_PRELOAD` would then run outside of it. The environment is in no argument
-list either.
+Standard library only: this file is next to the job, but the job can't write to it. The program that builds the sandbox
+never gets the job's environment, because a job's `LD_PRELOAD` would then run outside of it. The environment is in no
+argument list either.
 
 | MODE | meaning |
 |---|---|
@@ -96,7 +96,10 @@ def serve(command: list[str], env: dict[str, str], report: int, grace: float) ->
 
 
 def sweep(grace: float) -> None:
-    """Send SIGTERM to all other processes and wait up to `grace` seconds. The rest dies with process 1."""
+    """Send SIGTERM to all other processes and wait up to `grace` seconds.
+
+    The remaining processes die with process 1.
+    """
     end = time.monotonic() + grace
     for number in (signal.SIGTERM, signal.SIGCONT):
         try:
@@ -154,7 +157,9 @@ def forbid(machine: str) -> None:
 
 
 def restrict(rules: dict[str, list[str]]) -> None:
-    """Restrict this process to files below `read` and `write`, without TCP unless `network` or signals to others.
+    """Restrict this process to files under `read` and `write`.
+
+    Without `network`, block TCP; always block signals to others.
 
     Raises OSError if the kernel's Landlock is older than ABI 6, which does not cover signals and abstract sockets.
     """
@@ -175,7 +180,7 @@ def restrict(rules: dict[str, list[str]]) -> None:
 
 
 def allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for one path; a missing path needs none."""
+    """Add a rule for one path; a missing path needs no rule."""
     import ctypes
 
     try:

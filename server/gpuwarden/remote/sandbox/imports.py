@@ -1,7 +1,7 @@
 """Query a command's own Python for missing modules, in a sandbox as strict as the job's.
 
-The caller chooses the program and its variables, and an earlier job may have created both. So they never run outside of
-the sandbox, not even for a check, and in it they have no write access and no network.
+The caller chooses the program and its variables, and an earlier job may have created both. Therefore they run only
+inside the sandbox, even for a check, without write access and network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python does not find in the sandbox. Raises OSError if it gives no answer.
+    """Return the modules that a Python does not find in the sandbox. Raises OSError if it does not answer.
 
     `env` is the environment of every job here, `given` the variables that this job adds.
     """

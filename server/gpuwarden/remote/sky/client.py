@@ -1,7 +1,7 @@
 """Call SkyPilot's SDK, which runs in a separate process with the interpreter in which SkyPilot is installed.
 
-The process is started by the first request and kept, since importing the SDK takes seconds. It reports errors as the
-names of their classes. A request without an answer may have been carried out.
+The process is started by the first request and kept, since importing the SDK takes seconds. It reports errors as class
+names. A request without an answer may have been carried out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "CloudError": (Unreachable, "SkyPilot's catalog or a cloud does not answer; try again."),
     "ApiServerConnectionError": (Unreachable, "Check that it is up; `sky api start` starts one on this machine."),
     "RequestException": (Unreachable, "Check with `sky api info` that SkyPilot's API server is up."),
-    "ValidationError": (BadReply, f"Is it SkyPilot {VERSION}?"),
+    "ValidationError": (BadReply, f"Check that SkyPilot {VERSION} is installed."),
     "BadTask": (BadRequest, "`sky gpus list` has the names of GPUs, `sky check` those of clouds."),
 }
 
@@ -110,7 +110,10 @@ class _Helper:
             return said.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def ask(self, request: str, timeout_s: float) -> str:
-        """Return the answer to one request. Without one, end the process: a late answer would be taken for the next."""
+        """Return the answer to one request.
+
+        Without one, end the process: a late answer would be mistaken for the next one.
+        """
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(request + "\n")

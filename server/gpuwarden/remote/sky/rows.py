@@ -37,7 +37,7 @@ class Plan(Frozen):
 
 
 class Launched(Frozen):
-    """Result of a launch. `adopted`: it existed already. `idle_minutes` is None if the machine can't self-stop."""
+    """Result of a launch. `adopted`: it existed already. `idle_minutes` is None if the machine can't stop itself."""
 
     adopted: bool
     idle_minutes: int | None = None
@@ -66,7 +66,8 @@ class Cluster(Frozen):
 class ManagedJob(Frozen):
     """A job for which SkyPilot's controller rents machines, and replaces them if they are preempted.
 
-    `schedule` is DONE once the controller has finished all work for it, including the end of its machine `cluster`.
+    `schedule` is DONE once the controller has finished all work for it, including the termination of its machine
+    `cluster`.
     """
 
     id: int

@@ -2,7 +2,8 @@
 
 SkyPilot pins versions that conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
 request is one line of JSON on stdin, its answer one line on stdout. Output of the SDK goes to stderr. The helper never
-starts an API server: a server that is down must not be taken for an empty one. Needs only SkyPilot 0.14 and Python 3.9.
+starts an API server: a server that is down must not be mistaken for an empty one. Needs only SkyPilot 0.14 and Python
+3.9.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Endpoint:
     identity_agent: str | None = None
     """The socket of an agent other than that of SSH_AUTH_SOCK; `none` disables the agent."""
     certificates: tuple[str, ...] = ()
-    """The user's certificates that are not stored beside their keys (`CertificateFile`)."""
+    """The user's certificates that are not stored next to their keys (`CertificateFile`)."""
     strict: bool = False
     """True if the user's configuration rejects unknown host keys (`StrictHostKeyChecking yes`)."""
 

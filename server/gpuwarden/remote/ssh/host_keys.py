@@ -1,8 +1,8 @@
-"""Host keys: the key that a machine shows, the user's known_hosts entries for it, and the errors if they disagree.
+"""Check host keys: compare the key that a machine presents with the pinned key or the user's known_hosts.
 
-A key pinned for the instance is the only one accepted. Without a pin the user's known_hosts decide. A host that they
-do not list is trusted on first contact, and its key is returned so that the caller records it as the pin. A changed
-key is always refused, as is a key that known_hosts mark as `@revoked`.
+If a key is pinned for the instance, only that key is accepted. Without a pin the user's known_hosts decide. A host that
+they do not list is trusted on first contact, and its key is returned so that the caller records it as the pin. A
+changed key is always refused, as is a key that known_hosts mark as `@revoked`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 CERTIFIED: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if `ssh` is on the PATH."
-# A name as `ssh-keygen -H` writes it: a salt and a digest of 20 bytes each.
+# A name hashed by `ssh-keygen -H`: a salt and a digest of 20 bytes each.
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -31,12 +31,12 @@ _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
 
 
 class HostKeyChanged(Refused):
-    """The machine shows a key other than the recorded one. `pinned` and `seen` are fingerprints."""
+    """The machine presents a key other than the recorded one. `pinned` and `seen` are fingerprints."""
 
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
             f"the host key of {where} changed: recorded {pinned}, now {seen}. Nothing was sent to it",
-            "It is another machine at the same address, or an attacker in between. If the instance was re-created, "
+            "Another machine has this address, or an attacker is in between. If the instance was re-created, "
             "verify the new fingerprint in the provider's console and register the instance again; for an entry in "
             f"known_hosts: ssh-keygen -R '{where}'.",
         )
@@ -44,7 +44,7 @@ class HostKeyChanged(Refused):
 
 
 class HostKeyRevoked(HostKeyChanged):
-    """The machine shows a key that the user's known_hosts mark as `@revoked`."""
+    """The machine presents a key that the user's known_hosts mark as `@revoked`."""
 
     def __init__(self, where: str, seen: str) -> None:
         Refused.__init__(

@@ -1,4 +1,4 @@
-"""The connection to one machine: opened on first use, reused, and reopened after it is lost. Blocking."""
+"""Manage the connection to one machine: it is opened on first use, reused, and reopened after a loss. Blocking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Link:
         self._opening = threading.Lock()
         """Held during a login, so that logins do not overlap."""
         self._state = threading.RLock()
-        """Guards the fields below, `opened` and `pin`. Never held during a login, which may take a minute."""
+        """Guards the fields `opened` and `pin`. Never held during a login, which may take a minute."""
         self._generation = 0
         self._early: object = None
         self._failed: Exception | None = None
@@ -43,8 +43,8 @@ class Link:
     def begin(self) -> None:
         """Start connecting in another thread.
 
-        The next call of `connection` waits for it and raises its error. A caller that does not call `connection` must
-        call `forget`.
+        The next call of `connection` waits for that login and raises its error. A caller that does not call
+        `connection` must call `forget`.
         """
         if not self._opening.acquire(blocking=False):
             return
@@ -66,7 +66,7 @@ class Link:
             self._opening.release()
 
     def forget(self) -> None:
-        """Discard the error of a login started by `begin`, now or when it fails later."""
+        """Discard the error of a login started by `begin`, even if the login fails later."""
         with self._state:
             self._early = self._failed = None
 

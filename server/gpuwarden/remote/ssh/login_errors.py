@@ -1,4 +1,4 @@
-"""Errors for a failed login, with advice that fits the keys and agent of this machine."""
+"""Create errors for a failed login, with advice for the keys and the agent of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, Unreachable, WardenError
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.config import NO_AGENT, Endpoint
 
-# Messages of the OpenSSH client, the only way to learn why it gave up. It has no translations.
+# Messages of the OpenSSH client, the only source for the reason of a failure. They are never translated.
 _DENIED = re.compile(r"Permission denied \(([^)]*)\)")
 _NOT_SSH = re.compile(r"banner exchange: .*invalid format|Bad remote protocol|banner line contains invalid characters")
 _NO_ROUTE = re.compile(
@@ -31,7 +31,7 @@ def explained(endpoint: Endpoint, said: str, *, key_shown: bool) -> WardenError:
             "Set IdentityFile and IdentitiesOnly yes for it in ~/.ssh/config.",
         )
     if _NOT_SSH.search(said):
-        return BadReply(f"{endpoint.host} port {endpoint.port} answers, but not with SSH: {words}", "Check the port.")
+        return BadReply(f"{endpoint.host} port {endpoint.port} does not speak SSH: {words}", "Check the port.")
     if _NO_ROUTE.search(said):
         return Unreachable(
             f"{endpoint.host} port {endpoint.port} can't be reached: {words}",

@@ -1,4 +1,4 @@
-"""One machine over SSH: run a command, stream its output, feed its input, cancel it.
+"""Run commands on one machine over SSH: stream their output, feed their input, cancel them.
 
 Blocking calls run in worker threads. Each machine has one connection (`link`), and each command a session on it.
 Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is ended on the machine
@@ -85,7 +85,7 @@ class Ssh:
         await self.converse(argv, lambda session: session.pour(take, stdin))
 
     async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
-        """Run `work`, which starts a command and talks with it, in a worker thread that ends before this returns.
+        """Run `work`, which starts and controls a command, in a worker thread that ends before this method returns.
 
         After a cancellation the session neither reads nor sends.
         """
@@ -163,7 +163,7 @@ class Dialogue:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
         except BaseException:
-            self.close()  # a late answer must not be taken for the next one
+            self.close()  # a late answer must not be mistaken for the next one
             raise
 
     def _ask(self, line: bytes) -> bytes:
@@ -182,7 +182,7 @@ class Dialogue:
                     session.finish()
                     raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} ended without an answer", "Try again.")
                 if len(answer) > MAX_OUTPUT:
-                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} gave an endless line", "Try again.")
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} sent an overlong line", "Try again.")
             return bytes(answer)
 
     def close(self) -> None:

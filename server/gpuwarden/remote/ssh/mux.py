@@ -1,7 +1,7 @@
 """Run commands over a running `ssh -M` through its control socket, as in OpenSSH's PROTOCOL.mux (version 4).
 
 A client passes three pipes to the master and reads the exit code from a socket. A command costs about a millisecond. A
-process of `ssh -S` per command would cost four, and could not distinguish a signal from a lost connection.
+process of `ssh -S` per command would cost four milliseconds, and could not distinguish a signal from a lost connection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _packed(*fields: int | bytes) -> bytes:
 class Control:
     """One connection to a control socket. Blocking.
 
-    An open connection keeps the master alive. After a `kill -9` of this process the master ends by `ControlPersist`.
+    An open connection keeps the master alive. If this process is killed, the master exits after `ControlPersist`
+    seconds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +85,7 @@ class Control:
         return data
 
     def alive(self) -> bool:
-        """Return whether the master answers, which it does from its event loop."""
+        """Return whether the master's event loop answers."""
         with self._turn:
             try:
                 self._sock.sendall(_packed(_ALIVE_CHECK, 1))

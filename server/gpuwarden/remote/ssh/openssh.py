@@ -1,9 +1,9 @@
 """A multiplexed connection through the system's `ssh`. Every login that works with the user's `ssh` works here.
 
 One master (`ssh -M`) runs per machine; commands use its control socket (`mux`). OpenSSH handles agents, hardware keys,
-certificates of users and hosts, jump hosts and all other options of ssh_config(5). This module sets only the policy
-for host keys: known_hosts are read and never written, a pin is the only accepted key, and the key that the host showed
-is returned. `ssh` never prompts, and shares no connection with the user's `ssh`.
+certificates of users and hosts, jump hosts and all other options of ssh_config(5). This module sets only the policy for
+host keys: known_hosts are read and never written, a pin is the only accepted key, and the key that the host presented
+is returned. `ssh` never prompts, and does not share connections with the user's `ssh`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a remote command: its output and exit code, or the error that replaces them."""
+"""Describe the end of a remote command: its output and exit code, or the error that replaces them."""
 
 from __future__ import annotations
 

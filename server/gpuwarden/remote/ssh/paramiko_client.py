@@ -1,7 +1,7 @@
-"""A connection through paramiko, for systems without a usable `ssh` (such as Windows). Blocking.
+"""Connect through paramiko, on systems without a usable `ssh` (such as Windows). Blocking.
 
-paramiko reads a user's certificate only beside its key, and checks no host certificates. If one is needed, the error
-explains it. `openssh` has no such limits.
+paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. If one
+of these is needed, the error explains the limit. `openssh` has no such limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REKEY_BYTES = 16 << 30
 _LOST = ("transport shut down", "saw EOF", "timeout")
 _NO_METHOD = "No authentication methods available"
 AGENT_S = 60.0
-"""Time limit for an answer of the agent, which may ask the user."""
+"""Time limit for a response from the agent, which may ask the user."""
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
@@ -373,13 +373,11 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
                 return AuthFailed(
                     f"{endpoint} accepted none of the keys, and paramiko does not read CertificateFile "
                     f"({', '.join(endpoint.certificates)})",
-                    f"Store the certificate beside its key, as KEY-cert.pub. Or: {OPENSSH}",
+                    f"Store the certificate next to its key, as KEY-cert.pub. Or: {OPENSSH}",
                 )
             return denied_login(endpoint, ["publickey"], text)
         case paramiko.SSHException() if "Indecipherable" in text:
-            return BadReply(
-                f"{endpoint.host} port {endpoint.port} answers, but not with SSH: {text[:200]}", "Check the port."
-            )
+            return BadReply(f"{endpoint.host} port {endpoint.port} does not speak SSH: {text[:200]}", "Check the port.")
         case paramiko.SSHException() | OSError() | EOFError():
             return Unreachable(
                 f"the SSH handshake with {endpoint} failed: {text[:300]}",

@@ -1,4 +1,4 @@
-"""One command on one channel: start it, feed it, read it, end it. Blocking.
+"""Run one command on one channel: start it, feed its input, read its output, end it. Blocking.
 
 Output of a login shell's rc file before the command is removed up to a random mark, so it can't be mistaken for output
 of the command. Closing a channel does not stop the remote process: an abandoned command is ended by its process group,

@@ -1,4 +1,4 @@
-"""The folder that receives files: one writer, safe names, enough space, and durable at the end. Blocking."""
+"""Manage the folder that receives files: one writer, safe names, enough space, and durable at the end. Blocking."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 OWNER = "owner"
 
 Entry = tuple[Artifact, str]
-"""A remote file and its name below the destination."""
+"""A remote file and its name in the destination."""
 
 
 def _refuse_others(dest: Path, owner: str) -> None:

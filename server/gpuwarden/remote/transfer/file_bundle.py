@@ -1,10 +1,8 @@
-"""Many small files as one stream.
-
-The remote machine packs an explicit manifest and identifies each file by its number in that manifest, so names from
-the machine are never used. A file with an unknown number or another size than announced is dropped. Files come in
-groups: their count, a row for each file with its number, size, digest and times at the time of packing, and then their
-contents. A count of 0 ends the stream. A file that can't be packed is left out; it is requested alone afterwards, and
-the reason is reported there.
+"""Receive many small files as one stream. The remote machine packs an explicit manifest and identifies each file by its
+number in that manifest, so names from the machine are never used. A file with an unknown number or another size than
+announced is dropped. Files come in groups: their count, a row for each file with its number, size, digest and times at
+the time of packing, and then their contents. A count of 0 ends the stream. A file that can't be packed is left out; it
+is requested alone afterwards, and the reason is reported there.
 """
 
 from __future__ import annotations

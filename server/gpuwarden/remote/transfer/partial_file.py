@@ -1,4 +1,4 @@
-"""A file that is being received: a part file that is hashed as it grows and is renamed at the end.
+"""Receive one file: a part file is hashed as it grows and is renamed at the end.
 
 The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so a
 newer version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
@@ -48,7 +48,7 @@ class Part:
         self._file: io.FileIO | None = None
 
     def open(self) -> int:
-        """Open the part and hash its content; return its size in bytes. A part that is too long restarts from 0."""
+        """Open the part and hash its content; return its size in bytes. A part that is too long is restarted from 0."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         fd = os.open(self.path, flags, 0o666)
         file = self._file = io.FileIO(fd, "r+b")
@@ -146,7 +146,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_everything(folder: Path) -> None:
-    """Make all files below a folder durable: with one `syncfs` on Linux, otherwise one by one."""
+    """Make all files in a folder durable: with one `syncfs` on Linux, otherwise one by one."""
     if sys.platform == "linux":
         fd = os.open(folder, os.O_RDONLY)
         try:

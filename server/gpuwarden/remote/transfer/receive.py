@@ -1,14 +1,14 @@
 """Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
 
-The digests come from the manifest, or the machine computes them while it sends (`Sealing`) and so reads each file
-once. A digest that was recorded right after the save is not computed again. In both cases a received file is hashed
-twice: by the remote machine and by this one.
+The digests come from the manifest, or the machine computes them while it sends (`Sealing`), and thus reads each file
+only once. A digest that was recorded right after the save is not computed again. In both cases a received file is
+hashed twice: by the remote machine and by this one.
 
-`receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a local folder. Each file grows as a
-part below `dest/.gpuwarden/`, is hashed as it arrives, and gets its name only when its size and digest match the
-manifest. After a stall or a lost connection the transfer resumes at the last byte; `kill -9` at any line leaves parts
-that the next call continues. Files that can't be received (bad name, missing, changed since the manifest) are listed
-in the result with the reason; the others are still received.
+`receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a local folder. Each file grows as a part
+in `dest/.gpuwarden/`, is hashed as it arrives, and gets its name only when its size and digest match the manifest.
+After a stall or a lost connection the transfer resumes at the last byte; `kill -9` at any line leaves parts that the
+next call continues. Files that can't be received (bad name, missing, changed since the manifest) are listed in the
+result with the reason; the others are still received.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ async def receive(
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Received:
-    """Copy every file of `manifest` below `dest` and compare digests.
+    """Copy every file of `manifest` to `dest` and compare digests.
 
     If `owner` is given, `dest` must be new, empty, or already claimed by this owner. `tries` is the number of
     consecutive failures of a file without a new byte before `Unreachable` is raised; received bytes are kept and the
@@ -319,7 +319,7 @@ class _Receiver:
         for artifact, name in entries if kept else ():
             if kept & {name, *map(str, PurePosixPath(name).parents)} and artifact.path in self.files:
                 del self.files[artifact.path]
-                self.refused[artifact.path] = f"another file or folder is in its place in {self.dest.path}"
+                self.refused[artifact.path] = f"another file or folder has its name in {self.dest.path}"
 
     # -------------------------------------------------------------------------------------------------- single files
 

@@ -1,8 +1,8 @@
 """Push files to a machine that has a POSIX shell and `sha256sum` but no Python. The runner itself is sent this way.
 
-A file grows as `.NAME.DIGEST.part` beside its final name. The next push continues the part after a cut; the digest
-keeps another version of the file from continuing it. The machine confirms each piece before the next one is sent.
-Pieces grow with the bytes that the connection has carried, so a cut loses a small share of them.
+A file grows as `.NAME.DIGEST.part` next to its final name. The next push continues the part after a cut; because of the
+digest, another version of the file never continues the part. The machine confirms each piece before the next one is
+sent. Pieces grow with the bytes that the connection has transferred, so a cut loses only a small share of them.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ mv -f -- "$2" "$1"
 async def put(machine: Ssh, path: str, content: bytes) -> None:
     """Write one small file whose name is derived from its content, atomically and private; skip it if it is present.
 
-    Raises `BadRequest` if the machine can't write it, for example for lack of space.
+    Raises `BadRequest` if the machine can't write it, for example without free space.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-    # A connection that is cut repeatedly may never carry all files in one go, so a file that arrived is not sent again.
+    # A connection that is cut repeatedly may never transfer all files at once, so a file that arrived is not sent
+    # again.
     if len(content) > PIECE:
         seen = await machine.run(["/bin/sh", "-c", _THERE, "sh", path, str(len(content))], timeout_s=PUT_S)
         if seen.code == 0:

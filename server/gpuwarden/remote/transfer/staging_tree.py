@@ -1,6 +1,6 @@
 """Stage complete small files under their own names, then move them all into place. Blocking.
 
-A folder that is new in the destination takes one rename instead of one for each file. A process that is killed before
+A folder that is new in the destination needs one rename instead of one for each file. A process that is killed before
 the move leaves the tree behind; the next call accepts only files with the right digest from it.
 """
 
@@ -29,10 +29,10 @@ class Tree:
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
         """Move files of this manifest that a killed process left into place, still unverified; delete the others.
 
-        Raises `BadRequest` if the tree is a symbolic link, because its target may hold unrelated files.
+        Raises `BadRequest` if the tree is a symbolic link, because its target may contain unrelated files.
         """
         if self.path.is_symlink():
-            raise BadRequest(f"{self.path} is a symbolic link; files are not taken through it", "Remove it.")
+            raise BadRequest(f"{self.path} is a symbolic link; files in it are not used", "Remove it.")
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
@@ -55,7 +55,7 @@ class Tree:
         return path
 
     def publish(self, dest: Path) -> tuple[set[Path], set[str]]:
-        """Make all staged files durable, then move them below `dest`.
+        """Make all staged files durable, then move them to `dest`.
 
         Returns the folders whose content changed, and the files or folders that could not be moved, relative to `dest`.
         """

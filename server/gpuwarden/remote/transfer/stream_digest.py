@@ -1,4 +1,4 @@
-"""A file that was hashed while it was sent: its bytes, then one line with the machine's digest and file times."""
+"""Receive a file that is hashed while it is sent: its bytes, then one line with the machine's digest and file times."""
 
 from __future__ import annotations
 

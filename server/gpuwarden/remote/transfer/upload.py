@@ -47,7 +47,7 @@ async def push(
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Pushed:
-    """Copy files to a machine and compare digests there. `files` maps names below `folder` to local files.
+    """Copy files to a machine and compare digests there. `files` maps names in `folder` to local files.
 
     Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, they
     are sent one by one through its shell.

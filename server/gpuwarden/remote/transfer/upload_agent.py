@@ -3,8 +3,8 @@
     python -I -c SOURCE FOLDER
 
 The first output line describes the folder: `{"fresh": BOOL, "free": BYTES, "inodes": N}`. stdin is a sequence of
-requests. Two of them are plain words, because importing `json` takes a third of the start time; a tree of small files
-needs no others:
+requests. Two of them are plain text, because importing `json` takes a third of the start time, and a tree of small
+files needs only these two:
 
 - `files n`: n bytes with name, size and sha256 of many small files, separated by NUL, and then their contents. Each
   file gets its name if its digest is right.
@@ -34,7 +34,7 @@ import stat
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` takes a tenth of the start
+if TYPE_CHECKING:  # importing `typing` would take a tenth of the start time
     from typing import Any, Iterator
 
 BUFFER = 1 << 20
@@ -155,7 +155,7 @@ class Agent:
         return last
 
     def open_folder(self, parts: list[str]) -> int:
-        """Return the descriptor of a folder below the root; links are not followed, and missing folders are created."""
+        """Return the descriptor of a folder under the root; links are not followed, and missing folders are created."""
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ValueError(f"the name {'/'.join(parts)!r} leaves the folder")
         at, path = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.root

@@ -4,8 +4,8 @@ Each side reads every byte once: this side hashes a file while it sends it, the 
 gets its name on the machine when both digests are equal. A file that may already be there is compared first.
 
 Bytes in flight are lost if the connection is cut. The number of unconfirmed bytes is therefore limited to a share of
-the bytes that the connection has carried: an eighth at first, to fill a path with high latency quickly, and a fortieth
-after a cut.
+the bytes that the connection has transferred: an eighth at first, to fill a path with high latency quickly, and a
+fortieth after a cut.
 
 Small files are sent in batches, and are read and hashed during the login.
 """
@@ -54,8 +54,8 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: its name below the remote folder, its local path, its size in bytes, its time of last write,
-    and its identity.
+    """One file to push: its name in the remote folder, its local path, its size in bytes, its time of last write, and
+    its identity.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return the key in the part's name, which differs between versions of the file."""
+        """Return the key in the part's name. The key differs between versions of the file."""
         identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(identity).hexdigest()[:16]
 
@@ -109,7 +109,7 @@ class Counts:
 
 
 class UploadStream:
-    """The part of a push that one connection carries."""
+    """The part of a push over one connection."""
 
     def __init__(self, session: Session, folder: str, counts: Counts, stall_s: float) -> None:
         self.session, self.folder, self.counts, self.stall_s = session, folder, counts, stall_s
@@ -147,7 +147,7 @@ class UploadStream:
         self._next("synced", SYNC_S, sum(entry.size for entry in self._rows))
         if self._confirmed < len(self._rows):
             raise BadReply("the machine confirmed fewer files than were sent to it", "Push again.")
-        # The agent gets a moment to exit by itself, because killing it takes longer than pushing a small file.
+        # The agent gets a moment to exit by itself, because killing the agent takes longer than pushing a small file.
         # All files are confirmed by now, so errors are ignored here.
         self.session.end_input()
         with suppress(TimeoutError, WardenError):
@@ -231,7 +231,7 @@ class UploadStream:
             self._send_pieces(entry, file, offset)
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
-        """Send a file from `offset`; of a hole, send only the length."""
+        """Send a file from `offset`; send only the length of a hole."""
         sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
         buffer = room[_HEADER:]
         at = 0

@@ -1,7 +1,7 @@
-"""Simulate PyTorch's caching allocator for CUDA: the memory that it takes from a card for a sequence of tensors.
+"""Simulate PyTorch's caching allocator for CUDA: the card's memory that it reserves for a sequence of tensors.
 
-It takes segments from the card, splits them into blocks, and keeps freed blocks for later tensors. Because of holes
-that no tensor fits into, a run needs more memory than its tensors. The rules are those of
+The allocator reserves segments of the card's memory, splits them into blocks, and keeps freed blocks for later tensors.
+Because of holes that no tensor fits into, a run needs more memory than its tensors. The rules are those of
 c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream.
 """
 
@@ -36,14 +36,14 @@ class Block:
 
 
 class CachingAllocator:
-    """The bytes that tensors take (`allocated`) and that the card shows for them (`reserved`), now and at most."""
+    """The bytes of tensors (`allocated`) and of the allocator's segments (`reserved`): current values and peaks."""
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.limit = limit
         self.allocated = self.most_allocated = 0
         self.reserved = self.most_reserved = 0
         self.emptied = 0
-        """How many times unused segments were freed because the card was full."""
+        """The number of times that unused segments were freed because the card was full."""
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._segments = 0
 
@@ -77,7 +77,7 @@ class CachingAllocator:
         self._keep(block)
 
     def _join(self, first: Block, second: Block, gone: Block) -> Block:
-        """Return both blocks as one; `gone` is the free one of them."""
+        """Merge two adjacent blocks and return the result; `gone` is the free one."""
         free = self._free[gone.small]
         free.pop(bisect.bisect_left(free, (gone.size, gone.address)))
         first.size += second.size
@@ -87,7 +87,7 @@ class CachingAllocator:
         return first
 
     def _segment(self, size: int, small: bool) -> Block:
-        """Take a segment from the card; if the card is full, free the unused segments first."""
+        """Reserve a segment on the card; if the card is full, free the unused segments first."""
         if small:
             wanted = _SMALL_SEGMENT
         else:

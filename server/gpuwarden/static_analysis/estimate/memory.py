@@ -16,29 +16,29 @@ from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 GB: Final = 1e9
 Counted: TypeAlias = Literal["allocated", "reserved", "occupied"]
-"""The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all that the card shows as used."""
+"""The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all used memory of the card."""
 CONTEXT_GB: Final = (0.35, 1.2)
-"""CUDA's context and libraries, which PyTorch's own count leaves out."""
+"""CUDA's context and libraries, which PyTorch does not count."""
 _NCCL_GB: Final = 0.8
-"""Buffers of NCCL with several cards, which PyTorch's own count leaves out too."""
+"""Buffers of NCCL with several cards, which PyTorch does not count either."""
 _KEPT: Final = (0.8, 1.4)
-"""Least and most shares of the counted activations that home runs took without recomputation."""
+"""Lowest and highest ratio of measured to counted activations in `home` runs without recomputation."""
 _INPUTS: Final = (0.95, 1.1)
-"""The same for the layers' inputs, the only activations that are kept with recomputation."""
+"""The same ratio for the layers' inputs, the only activations that are kept with recomputation."""
 _LAYER: Final = (0.75, 1.4)
-"""The same for one layer's activations and gradients, and for temporaries."""
+"""The same ratio for one layer's activations and gradients, and for temporaries."""
 _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.4)}
-"""The same for the logits. The shifted ones may be a copy, each with a gradient: 20 bytes for each."""
+"""The same ratio for the logits. The shifted logits may be a copy, each with a gradient: 20 bytes for each."""
 _LOGITS_HALF: Final = 0.55
-"""The least share in 16 bits: a script's own loss may keep the logits in that type (`cross_entropy` of torch computes
+"""The lowest ratio in 16 bits: a script's own loss may keep the logits in that type (`cross_entropy` of torch computes
 in it), while transformers converts them to 32 bits (`ForCausalLMLoss`)."""
 _WIDENED: Final = 1.7
-"""The largest share with a quantized base: peft converts tables and norms to 32 bits, and with them everything that
+"""The highest ratio with a quantized base: peft converts tables and norms to 32 bits, and with them everything that
 passes through the layers (`prepare_model_for_kbit_training`)."""
 _CHUNK: Final = 1024
 """Tokens in a chunk of a fused loss, if the number is fixed."""
 _CHANGING = 2.5
-"""Largest factor by which the allocator's blocks grow if batches change in length and leave holes."""
+"""Highest factor by which the allocator's blocks grow if batches vary in length and leave holes."""
 
 
 _HOLES: Final = 0.35
@@ -49,13 +49,13 @@ _STASHED: Final = 5
 
 
 def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
-    """Return the fewest and the most bytes of one GPU, over all variants of the run."""
+    """Return the minimum and maximum bytes on one GPU, over all variants of the run."""
     ends = [_bounds(variant, counted) for variant in _variants(run)]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _variants(run: Run) -> list[Run]:
-    """Return the complete runs that an incomplete one allows."""
+    """Return the fully specified runs that are compatible with an incomplete one."""
     found = [run, run.model_copy(update={"method": "full"})] if run.unsure else [run]
     either = (("checkpointing", (True, False)), ("weights", ("half", "float32")), ("batch", (1, 4)))
     for name, values in (*either, ("fused", (True, False))):
@@ -100,7 +100,7 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
 
 
 def _extras(run: Run, parts: Parts) -> float:
-    """Return the extra bytes that only some versions of trainers and engines take."""
+    """Return the extra bytes that only some versions of trainers and engines need."""
     shape, extra = run.form, 0.0
     head = shape.vocabulary * shape.width
     if run.zero == 3:  # most trainers gather both token tables at once, and their gradients
@@ -122,7 +122,7 @@ def _extras(run: Run, parts: Parts) -> float:
 
 
 def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
-    """Return the gigabytes that one GPU shows as used, in an interval widened by similar measured runs."""
+    """Return the used memory of one GPU in gigabytes, as an interval widened by similar measured runs."""
     low, high = memory(run)
     known = measured_runs() if measured is None else measured
     alike = [m for m in known if m.method == run.method and (m.task in PICTURE_TASKS) is (run.task in PICTURE_TASKS)]

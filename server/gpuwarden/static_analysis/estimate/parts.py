@@ -97,8 +97,9 @@ def parts_of(run: Run) -> Parts:
 def _step(run: Run, kind: float) -> float:
     """Return the bytes of an optimizer's temporaries.
 
-    AdamW over lists makes one of all square roots (`_multi_tensor_adam` in torch/optim/adam.py). Its fused kernel makes
-    none. An optimizer that steps one tensor after another makes a few of the largest, the token table's.
+    AdamW over lists creates a temporary for all square roots (`_multi_tensor_adam` in torch/optim/adam.py). Its fused
+    kernel needs no temporary. An optimizer that updates one tensor after another creates temporaries of the size of the
+    largest tensor, the token table.
     """
     if run.optimizer in {"adamw", "paged_adamw"} and not run.fused and not run.layerwise:
         return run.trained * kind
@@ -117,7 +118,7 @@ def _weight_bytes(run: Run) -> float:
         base *= 2  # the reference model
     extra = run.adapter_weights * (4.0 if run.weights == "float32" else 3.0) if run.method != "full" else 0.0
     if run.trains_embeddings and run.method != "full":
-        extra += shape.embeddings * 2.0  # a trained copy beside the frozen one
+        extra += shape.embeddings * 2.0  # a trained copy in addition to the frozen one
     return base + extra
 
 
@@ -163,8 +164,8 @@ def _layer_bytes(run: Run) -> float:
 def _logits(run: Run) -> float:
     """Return the bytes of the last layer's output and of its loss.
 
-    A fused loss makes the logits of a chunk of tokens and the output layer's gradient, like Liger's kernel, whose
-    chunks take about as much as the last layer's input (liger_kernel/ops/fused_linear_cross_entropy.py).
+    A fused loss computes the logits of a chunk of tokens and the output layer's gradient, like Liger's kernel, whose
+    chunks need about as much memory as the last layer's input (liger_kernel/ops/fused_linear_cross_entropy.py).
     """
     shape = run.form
     if shape.kind == "encoder" or run.task in PICTURE_TASKS:

@@ -1,8 +1,8 @@
 """Replay a traced step at the model's full depth through the allocator to find its peak memory.
 
-A trace has a few layers (`trace_child`). The layers in the middle take the same tensors, so one of them is repeated for
-all layers that the trace lacks. Three steps are replayed: the first makes the optimizer's states, and the later ones
-run with the holes that it leaves.
+A trace has a few layers (`trace_child`). The layers in the middle allocate the same tensors, so one of them is repeated
+for all layers that are not in the trace. Three steps are replayed: the first creates the optimizer's states, and the
+later ones run with the holes left by the first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sizes(Frozen):
 
 
 class Trace(Frozen):
-    """The answer of the child: all parameters, the trained ones, and the segments of one or two batches."""
+    """The child's response: all parameters, the trained ones, and the segments of one or two batches."""
 
     by: str
     weights: Sizes
@@ -58,7 +58,7 @@ class Trace(Frozen):
 
     @property
     def repeats(self) -> bool:
-        """Return whether the inner layers take the same tensors, so that one of them is enough."""
+        """Return whether the inner layers allocate the same tensors, so that one of them can represent all."""
         for step in self.steps:
             taken: dict[str, set[tuple[int, ...]]] = {}
             for segment in step:
@@ -70,7 +70,7 @@ class Trace(Frozen):
 
 
 class Peak(NamedTuple):
-    """The most bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
+    """The peak bytes of PyTorch's tensors and of its allocator's segments, and whether the card was full."""
 
     allocated: int
     reserved: int
@@ -102,8 +102,8 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
 def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
     """Return the peak of a training with `layers` layers on a card of `limit` bytes.
 
-    `foreach` is AdamW over lists of tensors, which takes another copy of the gradients. A run that does not fit
-    is replayed without a limit.
+    `foreach` is AdamW over lists of tensors, which needs another copy of the gradients. A run that does not fit is
+    replayed without a limit.
     """
     batches = [list(deepened(step, trace.depth, layers)) for step in trace.steps]
     allocator, fits = CachingAllocator(limit), True
@@ -122,7 +122,7 @@ def _train(
     batches: Sequence[Sequence[tuple[Name, int]]],
     foreach: bool,
 ) -> None:
-    """Take and free the memory of a few training steps."""
+    """Allocate and free the memory of a few training steps."""
     for size in trace.weights.of(layers):
         allocator.take(size)
     trained = trace.trained.of(layers)

@@ -33,7 +33,7 @@ ADAPTED_MODULES: Final = {
 
 
 class Interval(Frozen):
-    """A lowest and a highest plausible value, its unit, and the derivation of both."""
+    """An interval of plausible values, with its unit and its derivation."""
 
     low: float
     high: float
@@ -47,7 +47,7 @@ class Interval(Frozen):
         return self.high / self.low if self.low > 0 else float("inf")
 
     def within(self, part: float) -> float:
-        """Return the value at this part of the way from the lowest to the highest one, on a logarithmic scale."""
+        """Return the value at this fraction of the interval, on a logarithmic scale."""
         return self.low * float(self.width**part)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Run(Frozen):
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW steps in one kernel; False if it works on lists, which takes a copy of the gradients."""
+    """AdamW steps in one kernel; False if it works on lists, which needs a copy of the gradients."""
     layerwise: bool = False
     """Each gradient is used and dropped during the backward pass."""
     weights: Literal["float32", "half"] | None = None
@@ -85,7 +85,7 @@ class Run(Frozen):
     attention: Attention | None = None
     loss: Loss = "plain"
     own_loss: bool = False
-    """The script computes the loss, not a trainer, so it may leave the logits in 16 bits."""
+    """The script computes the loss itself instead of a trainer, so it may leave the logits in 16 bits."""
     compiled: bool = False
     zero: int = Field(default=0, ge=0, le=3)
     """Stage of ZeRO; 3 is full sharding of FSDP."""
@@ -104,7 +104,7 @@ class Run(Frozen):
 
     @property
     def form(self) -> Shape:
-        """Return the model's shape, or the usual one of its size."""
+        """Return the model's shape, or the usual shape of a model of its size."""
         return self.shape or shape_like(self.params)
 
     @property
@@ -146,7 +146,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
-    # The configuration's length, else the largest one that a call gets, such as the tokenizer's.
+    # The configuration's length, otherwise the largest length that is passed to a call, such as the tokenizer's.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     optimizer, layerwise = optimizer_of(uses.setting("optim"))

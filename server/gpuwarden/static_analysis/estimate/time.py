@@ -34,7 +34,7 @@ def operations(run: Run) -> float:
 
 
 def step_seconds(run: Run, gpu: Gpu) -> tuple[float, float]:
-    """Return the least and the most seconds of one forward and backward pass of one GPU's batch."""
+    """Return the minimum and maximum seconds of one forward and backward pass of one GPU's batch."""
     low, high = USED if run.compute == "half" else FULL_WIDTH_SHARE
     counted = run.tokens * operations(run) / (gpu.tflops * 1e12)
     if run.quantized:
@@ -52,7 +52,7 @@ def step_seconds(run: Run, gpu: Gpu) -> tuple[float, float]:
 
 
 def tokens_per_second(run: Run, gpu: Gpu) -> tuple[float, float]:
-    """Return the least and the most tokens that one GPU trains in a second."""
+    """Return the minimum and maximum number of tokens that one GPU trains on per second."""
     least, most = step_seconds(run, gpu)
     return run.tokens / most, run.tokens / least
 
@@ -62,10 +62,10 @@ START_S: Final = (30.0, 420.0)
 
 
 _SURE: Final = 0.5
-"""Share of the lowest estimate that is certainly needed: the quickest published run took 0.86 of it."""
+"""Share of the lowest estimate that every run needs: the fastest published run needed 0.86 of it."""
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Least seconds of a trainer's pass, whatever the model; 0.01 for language models. Trainers that generate make tens of
+"""Minimum seconds of a trainer's pass with any model; 0.01 for language models. Trainers that generate produce tens of
 tokens first."""
 
 

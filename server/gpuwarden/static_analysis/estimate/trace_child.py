@@ -1,8 +1,9 @@
 """Trace training steps of a model without weights: read tasks as JSON on stdin, print one answer per task as JSON.
 
-The installed transformers builds the architecture with a few layers under torch's FakeTensorMode, so no memory is taken
-and no kernel runs. The answer lists each tensor that a step takes and frees, in order and by layer; `replay` makes the
-whole model's step from it. The child runs no code of a repository, uses no network and starts no other program.
+The installed transformers builds the architecture with a few layers under torch's FakeTensorMode, so no memory is
+allocated and no kernel runs. The answer lists each tensor that a step allocates and frees, in order and by layer;
+`replay` derives the whole model's step from the list. The child runs no code of a repository, uses no network and
+starts no other program.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess
 
 
 def main() -> None:
-    """Trace every task; if an architecture fails, the reason is the answer."""
+    """Trace every task. If an architecture fails, the answer contains the reason."""
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(given["memory"]))
@@ -43,7 +44,7 @@ def _forbid(event: str, _: Any) -> None:
 
 
 def traced(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of parameters by layer, and the steps: segments of tensors taken and freed."""
+    """Return the sizes of parameters by layer, and the steps: segments of tensors allocated and freed."""
     # The working folder is empty, so no cache of this machine is read.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
@@ -71,7 +72,10 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Tensors by name, in segments that belong to one layer or to none. A name is segment, layer and number in it."""
+    """Tensors by name, in segments that belong to one layer or to none.
+
+    A name consists of the segment, the layer and the number in the segment.
+    """
 
     def __init__(self) -> None:
         self.backward = False

@@ -1,7 +1,7 @@
 """Build the model of a traced step in the child: the architecture at a few layers, its adapters, and its kernels.
 
-torch's fake tensors are on the CPU, where attention, autocast and fused losses take different memory than on a card.
-Each is replaced by a function that takes the same memory as the card's kernel.
+torch's fake tensors are on the CPU, where attention, autocast and fused losses need different memory than on a card.
+Each is replaced by a function that needs the same memory as the card's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if task["trains_embeddings"]:
-            # Copies are trained, as by `modules_to_save`; the originals stay beside them.
+            # Copies are trained, as by `modules_to_save`; the originals are kept too.
             for name in ("input", "output"):
                 module = getattr(model, f"get_{name}_embeddings")()
                 model.register_buffer(f"frozen_{name}", torch.empty_like(module.weight))
@@ -62,7 +62,7 @@ def _shortened(given: dict[str, Any], layers: int, depth: int) -> dict[str, Any]
 
 
 class _Adapter(torch.nn.Module):
-    """LoRA beside a frozen matrix, as peft computes it."""
+    """LoRA for a frozen matrix, computed as in peft."""
 
     def __init__(self, base: Any, rank: int, wide: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any) -> Any:
-        """Take the memory of the chunks, one after another, and keep both gradients."""
+        """Allocate the memory of the chunks, one after another, and keep both gradients."""
         rows = hidden.shape[0] * hidden.shape[1]
         chunk = max(1, rows * hidden.shape[-1] // weight.shape[0])
         down = torch.empty_like(hidden)

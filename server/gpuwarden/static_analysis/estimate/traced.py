@@ -1,8 +1,8 @@
 """Estimate a training's memory from a trace of its model, if torch and transformers are installed.
 
-A child traces a step without weights and without a GPU, and `replay` runs it through the allocator. The interval is
-wide enough for the home rows of the published peaks. Only settings for which traces were compared with published peaks
-are traced; all others use the formula, and `NotTraced` gives the reason.
+A child traces a step without weights and without a GPU, and `replay` runs it through the allocator. The interval
+contains the `home` rows of the published peaks. Only settings for which traces were compared with published peaks are
+traced; all others use the formula, and `NotTraced` gives the reason.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpuwarden.static_analysis.estimate.setup import ADAPTED_MODULES, Interval, 
 CHILD: Final = (sys.executable, "-P", "-m", "gpuwarden.static_analysis.estimate.trace_child")
 LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
-"""Address space of the child. Fake tensors take none; the libraries themselves map several gigabytes."""
+"""Address space of the child. Fake tensors need none, but the libraries map several gigabytes."""
 _LAYERS: Final = 200
-"""Most layers of a traced model: replaying more takes too long."""
+"""Maximum number of layers of a traced model: replaying more takes too long."""
 _LEAST, _MOST = 0.985, 1.06
-"""Least and most shares of the replayed bytes that the home rows took."""
+"""Lowest and highest ratio of published to replayed bytes in the `home` rows."""
 _HOLES: Final = 0.5
-"""Least share of the allocator's holes: they depend on the order of tensors, which varies by version."""
+"""Lowest share of the allocator's holes. Holes depend on the order of allocations, which varies by library version."""
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
@@ -54,7 +54,7 @@ class Traced:
         return [replay(t, self.run.form.layers, limit, foreach=step) for t in self.traces for step in steps]
 
     def interval(self, card_gb: float | None = None) -> Interval:
-        """Return the least and the most memory that one card shows as used; less if the card is the limit."""
+        """Return the minimum and maximum memory used on one card, at most the card's size."""
         limit = float("inf") if card_gb is None else (card_gb * _BYTES - _CONTEXT_USUAL_GB) * GB
         peaks = self.peaks(limit)
         low, high = ends(peaks)
@@ -68,13 +68,13 @@ class Traced:
 
 
 def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
-    """Return the fewest and the most bytes that PyTorch reserves. On a full card it frees its unused blocks."""
+    """Return the minimum and maximum bytes that PyTorch reserves. On a full card, PyTorch frees its unused blocks."""
     low = min(p.allocated if p.full else p.allocated + _HOLES * (p.reserved - p.allocated) for p in peaks)
     return _LEAST * low, _MOST * max(p.reserved for p in peaks)
 
 
 def unproven(run: Run) -> str:
-    """Return the reason to use the formula, the first setting that traces were not compared for; empty if none."""
+    """Return the reason to use the formula: the first setting without a comparison of traces; empty if none."""
     shape = run.shape
     named = {
         "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
@@ -89,7 +89,7 @@ def unproven(run: Run) -> str:
         "an unknown batch or length": run.batch is None or run.length is None,
         "a run that may be without checkpointing": run.checkpointing is not True,
         "the type of its weights": run.weights != "half",
-        "a loss of the script": run.own_loss,
+        "a loss that the script defines": run.own_loss,
     }
     setting = next((name for name, missing in named.items() if missing), "")
     return setting and f"traces were not compared with published peaks for {setting}"

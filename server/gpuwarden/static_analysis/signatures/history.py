@@ -29,7 +29,7 @@ class History:
 
     @property
     def gone_in(self) -> str:
-        """Return the first release of the table without it, an empty text while it exists."""
+        """Return the first release of the table without it, an empty string while it exists."""
         known = table(self.package)
         if known is None or self.until is None:
             return ""
@@ -76,7 +76,7 @@ def _spanned(package: str, places: list[int]) -> History:
 class Ever:
     """The history of an argument over all releases: its first and last release, and its replacement.
 
-    `gone_in` is the first release without it, an empty text while the newest release has it.
+    `gone_in` is the first release without it, an empty string while the newest release has it.
     """
 
     existed: bool
@@ -114,7 +114,7 @@ def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> 
 
 
 def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
-    """Return the one package that ever had an argument, and the places of its releases that have it.
+    """Return the one package that ever had an argument, and the indices of its releases that have it.
 
     Both are empty if no package or several packages had it, or if a form accepts any argument.
     """
@@ -143,7 +143,7 @@ def accepted_ever(qualified: str) -> frozenset[str] | None:
 
 
 def accepted_values_ever(qualified: str, parameter: str) -> frozenset[str]:
-    """Return the texts that an argument accepts in any release of a class or function, and of its bases."""
+    """Return the strings that an argument accepts in any release of a class or function, and of its bases."""
     found: set[str] = set()
     for *_, definition in _forms(qualified, set(), 0):
         for p in (p for p in definition.parameters if p.name == parameter):
@@ -185,12 +185,12 @@ def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, in
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is closest to a misspelt one, an empty text if none is close."""
+    """Return the known name that is closest to a misspelt one, an empty string if none is close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _NEAR)), "")
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """Return the known name that a misspelt one certainly means, an empty text if none is that close."""
+    """Return the known name that a misspelt one certainly means, an empty string if none is that close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _MISSPELT)), "")
 
 

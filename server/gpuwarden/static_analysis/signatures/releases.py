@@ -18,13 +18,14 @@ optimum optimum-intel optimum-neuron optimum-habana gptqmodel auto-gptq autoawq 
 fairseq simpletransformers adapters coqui-tts paddlenlp
 """
 _LIMITING = frozenset(_LIMITED.split())
-"""Packages that limit the versions of those with a table, and whose own conditions are unknown."""
+"""Packages without a table that limit the versions of packages with one, by unknown conditions."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The release that a job gets: a place in the table, or two between which it falls.
+    """The package release that a job gets.
 
+    `places` are indices into the table of releases: one, or the first and last of a range of possible releases.
     `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. A release
     outside the table is not represented.
     """
@@ -42,9 +43,9 @@ class Chosen:
 
     @property
     def text(self) -> str:
-        """Return the release in words."""
+        """Describe the release."""
         if self.newest:
-            return f"{self.package} {self.releases[-1]}, the newest known, as nothing pins it"
+            return f"{self.package} {self.releases[-1]}, the newest known, because no requirement pins it"
         return f"{self.package} {' to '.join(self.releases)}"
 
 
@@ -72,7 +73,7 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two listed packages without compatible releases: `package` requires `asked` of `other`, the list `given`."""
+    """Two listed packages without compatible releases: `package` requires `asked` of `other`, but `given` is listed."""
 
     package: str
     other: str
@@ -120,7 +121,7 @@ def _pins(condition: SpecifierSet | None) -> bool:
 
 
 def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen]) -> tuple[int, ...]:
-    """Return the newest release that a condition and the chosen releases allow, or the two around it."""
+    """Return the newest release that a condition and the chosen releases allow, or its two neighbors in the table."""
     known = table(package)
     assert known is not None
     for other in chosen.values():

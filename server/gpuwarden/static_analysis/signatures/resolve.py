@@ -39,7 +39,7 @@ class Signature:
 
 
 class Installed:
-    """The releases of one environment, each by its place in its table, and the classes that the script defines."""
+    """The releases of one environment, each by its index in its table, and the classes that the script defines."""
 
     def __init__(self, places: Mapping[str, int], own: Mapping[str, Definition] | None = None) -> None:
         self.places = places
@@ -144,7 +144,7 @@ class Installed:
         return None if merged is None else [key, *merged]
 
     def values(self, parameter: Parameter) -> tuple[str, ...]:
-        """Return the texts that a parameter accepts, an empty tuple if they are unknown."""
+        """Return the strings that a parameter accepts, an empty tuple if they are unknown."""
         if parameter.values or not parameter.enum:
             return parameter.values
         found = self.definition(parameter.enum)

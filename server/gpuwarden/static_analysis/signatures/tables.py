@@ -1,7 +1,7 @@
 """Read the tables of released signatures that `tools/build_signatures.py` writes, one per package.
 
 A table is JSON, compressed with xz, and is loaded on first use. A fact is a list of runs, `[first release, last
-release, value]`; a release is given by its place in `releases`, oldest first:
+release, value]`; a release is given by its index in `releases`, oldest first:
 
 - `modules`: module -> 1 if it may have names that its text does not show, else 0
 - `names`: module -> name -> the qualified name behind it, 0 if the module defines it
@@ -30,10 +30,10 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: `default` is Python text, None if a value is required, and `...` for an expression.
+    """One parameter: `default` is Python source, None if a value is required, and `...` for an expression.
 
-    `values` are the texts that it accepts, empty if they are unknown; `enum` is their class. `strict`: other texts are
-    rejected.
+    `values` are the strings that it accepts, empty if they are unknown; `enum` is their class. `strict`: other strings
+    are rejected.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or function as its own text defines it, before inheritance.
+    """A class or function as defined by its own source, before inheritance.
 
     `kind`: `f`unction, `i`nit (a class with its own), `d`ataclass, `e`num or `p`lain class. `open`: it accepts
-    arguments that its text does not name. `renames`: deprecated arguments with the name to use.
+    arguments that its source does not name. `renames`: deprecated arguments with the name to use.
     """
 
     kind: str
@@ -153,20 +153,20 @@ def packages() -> frozenset[str]:
 
 
 def canonical(qualified: str) -> str:
-    """Return a dotted name as the tables write it: pytorch_lightning became lightning.pytorch."""
+    """Return a dotted name in the tables' form: pytorch_lightning became lightning.pytorch."""
     root, dot, rest = qualified.partition(".")
     return _ALIASES.get(root, root) + dot + rest
 
 
 def package_of(qualified: str) -> str:
-    """Return the package whose table has a dotted name, an empty text if none has it."""
+    """Return the package whose table contains a dotted name, an empty string if none has it."""
     root = canonical(qualified).partition(".")[0]
     package = _MODULES.get(root, root)
     return package if package in packages() else ""
 
 
 def version(text: str) -> Version | None:
-    """Return a version, None for a text that is not one."""
+    """Return the parsed version; None for an invalid one."""
     from packaging.version import InvalidVersion, Version
 
     try:

@@ -27,7 +27,7 @@ def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iter
 
 @lru_cache(maxsize=64)
 def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed, ...]) -> tuple[int, ...]:
-    """Return the places of a package's releases that are compatible with all imports and calls; empty if none is."""
+    """Return the indices of a package's releases that are compatible with all imports and calls; empty if none is."""
     names: dict[str, list[str]] = {package: []}
     for name in imports:
         if package_of(name) and not name.endswith(".*"):
@@ -49,7 +49,7 @@ def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed
 
 
 def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]) -> list[int]:
-    """Return the places of the releases that have all names and are within all limits."""
+    """Return the indices of the releases that have all names and are within all limits."""
     known = table(package)
     count = len(known.releases) if known else 0
     has = [

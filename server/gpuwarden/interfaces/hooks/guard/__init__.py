@@ -2,7 +2,7 @@
 
 A client runs `python -m gpuwarden.interfaces.hooks.guard CLIENT CONFIG` before each call, with the call as JSON on
 standard input. CLIENT is claude, codex, gemini or cursor. CONFIG is a JSON file that `gpuwarden hooks install` writes:
-the protected paths, and the patterns that providers declare. So a call imports no provider and takes 0.1 s.
+the protected paths, and the patterns that providers declare. So a hook call imports no provider and takes 0.1 s.
 
     limits      limits per call, and the parser (tree-sitter-bash)
     printing    the predicted output of a command

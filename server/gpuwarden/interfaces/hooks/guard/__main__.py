@@ -1,7 +1,7 @@
 """`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's format.
 
-A plugin's hook names no CONFIG: the guard's file is next to the ledger, and is written if it is missing. With
-`--place` instead of CONFIG, the file is only written again.
+A plugin's hook names no CONFIG: the guard's file is next to the ledger, and is written if it is missing. With `--place`
+instead of CONFIG, the guard only writes that file again.
 
 Any error here blocks the call. Claude Code, Codex and Cursor block a call on exit code 2; on any other code, such as 1
 after a crash, they allow it. Cursor also reads a verdict from standard output.
@@ -21,16 +21,20 @@ MOST_BYTES = 8_000_000
 MOST_CPU_S = 5
 MOST_S = 20
 MOST_FIRST_S = 30
-"""Seconds for the first call, which writes the guard's file. With MOST_S it stays below a client's timeout."""
+"""Seconds for the first call, which writes the guard's file.
+
+Together with MOST_S, they are below a client's timeout.
+"""
 MOST_MEMORY = 2 << 30
 ASKS_IN = frozenset({"default", "acceptEdits", "plan"})
-"""Claude Code modes in which a hook's question reaches the user; in the others the client answers it itself."""
+"""Claude Code modes in which a hook's question reaches the user; in other modes the client itself answers it.
+"""
 ASK_HINT = "Use a literal path, or let the user decide."
 HINT = "Use gpuwarden's teardown_request: it verifies that nothing is lost, then asks the user to approve."
 
 
 def ended_after(seconds: int) -> None:
-    """Let the system kill this process after a time; the hook blocks the call of a killed process."""
+    """Let the system kill this process after a time. If the process is killed, the hook blocks the call."""
     with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
         import signal
 

@@ -21,7 +21,7 @@ class Rules:
     """Protected paths, and the patterns to search for.
 
     `home` and live run folders are protected against removal, `files` against any change. `settings` are the clients'
-    files that install this guard; only the guard's entry in them is protected. `typing`: see `Judge.typing`.
+    files that install this guard; only the guard's entry in them is protected. For `typing`, see `Judge.typing`.
     """
 
     home: str = ""
@@ -56,12 +56,12 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     except TooMuch as error:
         return str(error)
     if not why and judge.files.blind and judge.names_kept():
-        judge.files.ask("the command names a setting reserved for the user, and writes to a path unknown until it runs")
+        judge.files.ask("the command names a setting reserved for the user, and writes to an unknown path")
     return why or (Question(judge.files.question) if judge.files.question else None)
 
 
 def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's input; some clients send it as text, others send it in place of the event."""
+    """Return a tool's input. Some clients send the input as text, others send it in place of the event."""
     given = event.get("tool_input")
     if isinstance(given, str):
         try:

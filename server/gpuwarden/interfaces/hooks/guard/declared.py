@@ -1,6 +1,6 @@
 """Merge the declarations of providers and of the table of clouds.
 
-This imports every provider, so the guard's own process never imports it.
+This module imports every provider, so the guard's process never imports this module.
 """
 
 from __future__ import annotations
@@ -33,5 +33,8 @@ def table() -> dict[str, Any]:
 
 
 def declared() -> dict[str, ShellGuard]:
-    """Return the declaration of each provider. Raises NotSupported if one can't be loaded: its patterns would lack."""
+    """Return the declaration of each provider.
+
+    Raises NotSupported if a provider can't be loaded, because its patterns would be missing.
+    """
     return {name: PROVIDERS.load(name).SHELL_GUARD for name in PROVIDERS.names()}

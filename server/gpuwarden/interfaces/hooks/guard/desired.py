@@ -1,4 +1,4 @@
-"""Check programs whose arguments set a state: a value, not a word of the command, ends something.
+"""Check programs whose arguments set a state: a value in the arguments ends a resource, not a word of the command.
 
 `kubectl patch` may suspend a job or scale it to zero, a taint may evict the pods of a node, an Ansible module may set
 a machine to absent, and `rclone sync` from an empty folder deletes everything in the target.
@@ -23,7 +23,7 @@ _PATCH_ENDS: Final = re.compile(
 )
 """Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
 
-A new time limit can end a running object; an object without gpuwarden's label or annotations counts as gone.
+A new time limit can end a running object; gpuwarden counts an object without its label or annotations as gone.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",
@@ -50,7 +50,10 @@ def desired(name: str, args: Sequence[str], files: Files) -> str | None:
 
 
 def in_cluster(name: str, args: Sequence[str]) -> str | None:
-    """Return the reason to block a command to a Kubernetes cluster. Any word may be the verb or an option's value."""
+    """Return the reason to block a command to a Kubernetes cluster.
+
+    Any word may be the verb, or the value of an option.
+    """
     for at, verb in enumerate(args):
         if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):
             return f"this `{name} {verb}` ends, suspends or hides a resource that gpuwarden guards"

@@ -1,4 +1,4 @@
-"""Record the files that a call writes, and check them: the target, and the text if the target needs it."""
+"""Record the files that a call writes, and check them: the target, and also the text if the target requires it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""Maximum number of bytes of a file that are read to know the content of its copy."""
+"""Maximum number of bytes that are read from a file to determine the content of a copy of it."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
@@ -73,7 +73,10 @@ class Drafts:
         return None
 
     def _said(self, command: Command, said: str) -> str:
-        """Return the output of a command. For a filter, this is its words with the files and texts that it reads."""
+        """Return the output of a command.
+
+        For a filter, the output is its words, followed by the files and texts that it reads.
+        """
         if UNKNOWN not in said:
             return said
         if command.name in FILTERS | VERBATIM:

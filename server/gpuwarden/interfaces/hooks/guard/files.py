@@ -124,10 +124,10 @@ class Files:
         return None
 
     def unpacked(self, folder: str) -> None:
-        """Ask about writing files with any names into a folder that contains protected files."""
+        """Ask about writing files with unknown names into a folder that contains protected files."""
         place = self.place(folder)
         if any(around(place, file) for file in (*self.files, *self.settings)):
-            self.ask(f"the command writes files of any name to {place}, which has gpuwarden's state, policy or guard")
+            self.ask(f"the command writes unknown files to {place}, which contains gpuwarden's state, policy or guard")
 
     # ---------------------------------------------------------------------------------------------------- programs
 
@@ -180,7 +180,7 @@ class Files:
         return None
 
     def _deleted(self, name: str, args: Sequence[str], plain: list[str], far: bool) -> str | None:
-        """Return the reason to block a deletion: of protected files here, of likely outputs on a rented machine."""
+        """Return the reason to block a deletion of protected files here, or of likely outputs on a rented machine."""
         if not far:
             gone = plain[:-1] if name in {"mv", "move-item"} and not {"-t"} & set(args) else plain
             return next((w for a in gone if (w := self.removal(a) or self.change(a, written=False))), None)

@@ -1,4 +1,4 @@
-"""Check shell text: every simple command in it, and every command that those run in turn."""
+"""Check shell text: every simple command in it, and every command that these commands run in turn."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Judge:
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
-        """Return the contents of those files among the words that this call wrote earlier."""
+        """Return the contents of the files that are named by the words and that this call wrote earlier."""
         printed = self.drafts.printed
         return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
@@ -298,7 +298,7 @@ class Judge:
             return None
         for part in parts:
             key = hash((*part, *command.stdin, self.files.cwd))
-            if key not in self.seen:  # nested runners yield the same trailing words
+            if key not in self.seen:  # nested runners yield the same last words
                 self.seen.add(key)
                 inner = Command(part, stdin=command.stdin, fed=command.fed)
                 if why := self.command(inner, depth + 1, far=far):

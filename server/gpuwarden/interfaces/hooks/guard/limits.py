@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tree_sitter import Tree
 
 MOST_BYTES = 131_072
-"""Linux limits one argument, so also the text of a shell, to this size."""
+"""Linux limits the size of one argument, and so the text passed to a shell."""
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
@@ -71,10 +71,10 @@ def _two_for_one(beyond: re.Match[bytes]) -> bytes:
 def check_marks(text: str) -> None:
     """Raise TooMuch if a text has more shell marks outside here-documents than any command needs.
 
-    Also raise it if a here-document ends at a word that the parser reads as a different one.
+    Also raise it if the parser would read the delimiter of a here-document as a different word.
     """
     if _ODD_HEREDOC.search(text):
-        raise TooMuch("the end word of a here-document has unsupported characters")
+        raise TooMuch("the delimiter of a here-document has unsupported characters")
     if text.count("<<") <= MOST_HEREDOCS:
         if _few_marks(text):
             return
@@ -89,7 +89,7 @@ def _few_marks(text: str) -> bool:
 
 
 def _without_bodies(text: str) -> tuple[str, set[int]]:
-    """Return a text without the apparent bodies of its here-documents, and the numbers of the lines that begin these.
+    """Return a text without the apparent bodies of its here-documents, and the line numbers of their starts.
 
     A body that the shell expands is kept.
     """

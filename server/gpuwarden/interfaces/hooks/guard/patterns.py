@@ -84,7 +84,7 @@ class Patterns:
     servers: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
     far: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Commands that end something only if they run on another machine."""
+    """Commands that end a resource only if they run on another machine."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Patterns:
@@ -107,7 +107,7 @@ class Patterns:
         return name in self.ends or name in self.remote or name in self.far
 
     def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return the words by which a program ends something; None if it ends nothing."""
+        """Return the words with which a program ends a resource; None if it ends no resource."""
         args = args[:MOST_ARGUMENTS]
         asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
         tries = any(
@@ -124,7 +124,7 @@ class Patterns:
         return None
 
     def helped(self, words: Sequence[str]) -> str | None:
-        """Return the words by which a script named after a platform ends something: `vast_job.py destroy`."""
+        """Return the words with which a script named after a platform ends a resource: `vast_job.py destroy`."""
         at = next((i for i, word in enumerate(words[:20]) if word.endswith(SCRIPTS)), None)
         if (
             at is None
@@ -135,7 +135,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the words that a program runs on the rented machine; None if it runs nothing there."""
+        """Return the command that a program runs on the rented machine; None if it does not run any there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:
@@ -151,28 +151,28 @@ class Patterns:
 
     @cached_property
     def host(self) -> re.Pattern[str]:
-        """Match an address of a platform's API, but not of its documentation."""
+        """Match a URL of a platform's API, but not of its documentation."""
         names = "|".join(re.escape(host) for host in self.hosts) or "(?!)"
         named = rf"(?<![\w.-])(?!(?:docs|www|blog|status)\.)(?:[\w-]+\.){{0,4}}(?:{names})(?![\w.-]*\w@)"
         return re.compile("(?i)" + "|".join((named, *self.paths)))
 
     @cached_property
     def request(self) -> re.Pattern[str]:
-        """Match the parts of a request's address or body that end something."""
+        """Match the parts of a request's URL or body that end a resource."""
         return re.compile("(?i)" + "|".join((r"\bDELETE\b", r"\bterminate\b", r"\bdestroy\b", *self.requests)))
 
     @cached_property
     def key(self) -> re.Pattern[str]:
-        """Match the use of a variable with an account's key."""
+        """Match the use of a variable that contains an account's key."""
         return re.compile(r"\$\{?(?:" + ("|".join(map(re.escape, self.key_variables)) or "(?!)") + r")\b")
 
     @cached_property
     def library(self) -> re.Pattern[str]:
-        """Match calls of a platform's library that end something."""
+        """Match calls of a platform's library that end a resource."""
         return re.compile("|".join(self.code) or "(?!)")
 
     def command_in_code(self, text: str) -> str | None:
-        """Return the first command that ends something in text other than shell."""
+        """Return the first command that ends a resource in text other than shell."""
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
             begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"

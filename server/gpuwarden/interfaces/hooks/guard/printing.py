@@ -1,7 +1,7 @@
 """Predict the output of a command before it runs.
 
 Unknown text is `UNKNOWN` followed by its source text. If the possible paths are known, `among` lists their patterns:
-`ls -d runs/*` prints paths that match `runs/*`, so a removal of its output affects no other place.
+`ls -d runs/*` prints paths that match `runs/*`, so removing the printed paths affects no other path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def name_of(word: str) -> str:
 
 
 def among(patterns: Sequence[str]) -> str:
-    """Return a marker for an unknown text that is one of the paths which the patterns match."""
+    """Return a marker for an unknown text that is one of the paths matched by the patterns."""
     if any(UNKNOWN in pattern for pattern in patterns):
         return f"{UNKNOWN}$()"
     plain = (re.sub(r"\s", "?", pattern) for pattern in patterns[:20])

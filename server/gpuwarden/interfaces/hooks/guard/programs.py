@@ -1,4 +1,4 @@
-"""Check whether requests to platforms, and code of other languages, end something."""
+"""Check whether requests to platforms, or code in other languages, end a resource."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_STRINGS: Final = 100
 
 
 def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield strings in code that may be commands, each with a flag: it runs on another machine."""
+    """Yield strings in code that may be commands, each with a flag that is true if it runs on another machine."""
     far = _ELSEWHERE.search(text) is not None
     for found in islice(_LIST.finditer(text), MOST_STRINGS):
         yield " ".join(shlex.quote(word[1:-1]) for word in re.findall(r"\"[^\"]*\"|'[^']*'", found[1])), far
@@ -50,7 +50,10 @@ def commands_in_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def removed_by_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths that code removes, each with a flag: the removal is recursive. A computed path is empty."""
+    """Yield the paths that code removes, each with a flag that is true for a recursive removal.
+
+    A computed path is empty.
+    """
     for found in islice(_REMOVES.finditer(text), MOST_STRINGS):
         path = found[4] or found[5] or ""
         yield re.sub(r"\$?\{[^{}]*\}", UNKNOWN, path), bool(found[1]) or (found[2] or found[3] or "").startswith("rm")
@@ -63,7 +66,7 @@ def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
     if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):
         return None
     if method == "DELETE" or patterns.request.search(text):
-        return f"this `{name}` asks a platform to end or delete something"
+        return f"this `{name}` asks a platform to end or delete a resource"
     return None
 
 
@@ -85,7 +88,7 @@ def _method(name: str, args: Sequence[str]) -> str:
 
 
 def spoken(text: str, patterns: Patterns) -> str | None:
-    """Return the reason to block code of another language, or text that is not a complete command."""
+    """Return the reason to block code in another language, or text that is not a complete command."""
     if not text:
         return None
     found = patterns.library.search(text) if patterns.code else None

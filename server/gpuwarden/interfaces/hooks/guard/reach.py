@@ -1,4 +1,4 @@
-"""Match a path with globs, braces or unknown parts against protected paths: never, maybe or surely."""
+"""Match a path with globs, braces or unknown parts against protected paths. The result is never, maybe or surely."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", 
 HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
                              "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
                              "describe", "logs", "docs"})  # fmt: skip
-"""Words in the names of tools that end no machine; they outweigh the other words of a name."""
+"""Words in the names of tools that end no machine; these words take precedence over the other words of a name."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
 REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
@@ -37,14 +37,14 @@ ENDED: Final = frozenset({"stopped", "stop", "terminated", "exited", "deleted", 
 PLACE_FIELDS: Final = frozenset({"server", "server_name", "servername", "provider", "platform", "service",
                                  "cloud", "backend", "tool", "tool_name", "toolname", "app", "toolkit",
                                  "integration"})  # fmt: skip
-"""Fields that name the platform in a tool that serves several."""
+"""Fields that name the platform in a tool that supports several platforms."""
 PATH_FIELDS: Final = frozenset({"path", "file_path", "filepath", "file", "filename", "destination",
                                 "dest", "target", "source", "uri", "relative_path", "new_path",
                                 "old_path"})  # fmt: skip
 LOOKS: Final = frozenset({"read", "get", "list", "view", "search", "stat", "info", "tree", "find",
                           "grep", "exists", "diff"})  # fmt: skip
 SPEAKS: Final = frozenset({"exec", "execute", "run", "ssh", "shell", "bash", "terminal"})
-"""Words in the names of tools whose command runs in the machine's shell."""
+"""Words in the names of tools that run a command in the machine's shell."""
 MOST_TEXTS: Final = 500
 
 
@@ -64,7 +64,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
     ended = {w for f, text in texts if f in STATE_FIELDS for w in _words(text)} & ENDED
     ends = words & VERBS or (platform and ended)
     if ends and not looks and (platform or words & MACHINES):
-        return f"`{name}` of the MCP server `{server[:60]}` ends or deletes something"
+        return f"`{name}` of the MCP server `{server[:60]}` ends or deletes a resource"
     far = platform or bool(_words(server) & {"ssh", "remote", "sftp", "gpu", "host"})
     if not far and not words & LOOKS and (why := _file_tool(words, given, texts, judge)):
         return why
@@ -75,7 +75,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
         elif field_name in CODE_FIELDS:
             why = judge.spoken(text)
         elif platform and not looks and field_name in REQUEST_FIELDS and judge.patterns.request.search(text):
-            why = "the request ends something"
+            why = "the request ends a resource"
         if why:
             return why
     return None

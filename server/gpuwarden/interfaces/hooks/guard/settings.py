@@ -52,7 +52,7 @@ _WRITES_IN_CODE: Final = re.compile(
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",
                               "ugrep", "egrep", "fgrep", "head", "tail", "jq", "test", "["})  # fmt: skip
-"""Programs whose words are mostly prose."""
+"""Programs whose arguments are mostly prose."""
 
 
 def decided(name: str, words: Sequence[str], assigned: Iterable[tuple[str, str]]) -> str | None:
@@ -103,12 +103,12 @@ def is_client_file(path: str) -> bool:
 
 
 def watched(path: str) -> bool:
-    """Return whether the text written to a file has to be checked: client configuration and shell startup files."""
+    """Return whether text written to a file has to be checked: client configuration and shell startup files."""
     return is_client_file(path) or _STARTUP.search(path) is not None
 
 
 def facts(text: str) -> tuple[bool, bool, frozenset[tuple[str, str]]]:
-    """Return the facts that must not change: the guard is named, hooks are off, gpuwarden's variables and values."""
+    """Return the facts that must not change: the guard's name, disabled hooks, gpuwarden's variables and values."""
     named = MARK in text or OLD_MARK in text or PLUGIN.search(text) is not None
     return named, _OFF.search(text) is not None, frozenset(_SET.findall(text))
 
@@ -153,7 +153,7 @@ def may_be_off(text: str) -> bool:
 
 
 def code_edits(text: str) -> str | None:
-    """Return the reason to block code of another language that writes a file reserved for the user."""
+    """Return the reason to block code in another language that writes a file reserved for the user."""
     found = _KEPT_IN_CODE.search(text)
     return f"the code writes `{found[0]}`; only the user may" if found and _WRITES_IN_CODE.search(text) else None
 

@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_ROUNDS: Final = 40
-"""Maximum number of words or lines of a loop that are checked one by one; a longer loop is checked once with all."""
+"""Maximum number of loop words or lines that are checked one by one; a longer loop is checked once with all.
+"""
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell: a change of folder inside does not outlast them."""
+"""Nodes that run in a subshell: a change of folder in a subshell does not outlast it."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Input and output of a command: the texts on its standard input, and the files that its output goes to."""
+    """Input and output of a command: the texts on its standard input, and the files to which its output goes."""
 
     stdin: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     fed: bool = False
 
     def and_(self, other: Feed) -> Feed:
-        """Return both feeds together."""
+        """Return the union of both."""
         return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
@@ -187,7 +188,7 @@ class Reader(Words):
         return inner + [part for word in few for part in (((self.raw(variable), word), Feed()), *body)]
 
     def _stages(self, stages: list[Node], feed: Feed) -> list[tuple[Node, Feed]]:
-        """Return the stages of a pipeline; the input of each is the output of the stage before."""
+        """Return the stages of a pipeline; the input of each stage is the output of the stage before."""
         parts = []
         fed = Feed(feed.stdin, (), feed.fed)
         for stage in stages[:-1]:
@@ -301,7 +302,7 @@ class Reader(Words):
         return self.said(node, depth, feed)
 
     def said(self, node: Node, depth: int, feed: Feed | None = None) -> str:
-        """Return the output of the commands below a node."""
+        """Return the output of the commands under a node."""
         self.deeper(depth)
         known = {"command", "redirected_statement", "pipeline", "list", "subshell", "compound_statement"}
         found = []
@@ -314,7 +315,7 @@ class Reader(Words):
 
 
 def _inside(command: Node) -> list[Node]:
-    """Return the parts of a command that can contain further commands, so no plain words."""
+    """Return the parts of a command that can contain further commands; plain words are omitted."""
     found = []
     for child in command.named_children:
         if child.type == "variable_assignment":

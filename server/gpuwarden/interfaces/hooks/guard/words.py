@@ -40,7 +40,7 @@ class Words:
         budget.spend(self.root.descendant_count // 2)
 
     def said(self, node: Node, depth: int) -> str:
-        """Return the output of the commands directly below a node. `Reader` implements this."""
+        """Return the output of the commands directly under a node. `Reader` implements this."""
         raise NotImplementedError
 
     def deeper(self, depth: int) -> None:

@@ -41,9 +41,9 @@ DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osa
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
                           "dotool"})  # fmt: skip
-"""Programs that run text in a language other than shell, or type it."""
+"""Programs that run text in a language other than shell, or that type the text."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
-"""Programs that run the shell text on their standard input later."""
+"""Programs that later run the shell text from their standard input."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
                            "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
@@ -57,7 +57,7 @@ FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansi
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
 REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
-"""Commands without a path, as in code that appends the path."""
+"""Commands without a path, as in code that appends a path."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")

@@ -27,14 +27,17 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 @dataclass(frozen=True)
 class Write:
-    """A target and the files copied there. `fed`: its text comes from standard input; `said`: from the words."""
+    """A target and the files that are copied to it.
+
+    `fed`: its text comes from standard input; `said`: its text comes from the words.
+    """
 
     target: str
     sources: tuple[str, ...] = ()
     fed: bool = False
     said: bool = False
     folder: bool = False
-    """Whether the target is a folder into which files of any name are written."""
+    """Whether the target is a folder into which files with unknown names are written."""
 
 
 def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:

@@ -24,7 +24,7 @@ from gpuwarden.interfaces.http.serving import Serving
 ALIVE_S: Final = 15.0
 """Seconds without an event after which a comment keeps the stream alive."""
 SEND_S: Final = 30.0
-"""Maximum seconds that a client of a WebSocket may take to read one message."""
+"""Maximum seconds that a WebSocket client may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"
 
 
@@ -34,13 +34,13 @@ def routes(serving: Serving) -> list[BaseRoute]:
     serving.lifespans.append(live.running)
 
     async def stream(request: Request) -> Response:
-        """Follow a job by server-sent events."""
+        """Follow a job through server-sent events."""
         job_id, who = request.path_params["job"], principal_of(request).id
         live.admit(job_id, who)
         return StreamingResponse(_lines(live, job_id, _since(request), who), media_type="text/event-stream")
 
     async def socket(websocket: WebSocket) -> None:
-        """Follow a job by a WebSocket. Messages of the client are ignored."""
+        """Follow a job through a WebSocket. Messages from the client are ignored."""
         try:
             who = principal_of(websocket).id
             with live.following(websocket.path_params["job"], _since(websocket), who) as one:

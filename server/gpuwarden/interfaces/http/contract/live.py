@@ -1,8 +1,8 @@
 """Follow jobs: events of the ledger, points and alerts of the metric store, at most four times a second.
 
-One task polls for all subscribers and finds the writes of every process: this one, the watch, a command. The queue of
-a slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
-until it reads on, so a slow connection loses none.
+One task polls for all subscribers and finds the writes of every process: this one, the watch, a command. The queue of a
+slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
+until the subscriber reads them, so a slow connection loses none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_WAITING: Final = 256
 """Maximum number of queued events of one subscriber."""
 MAX_SUBSCRIBERS: Final = 200
 MAX_EACH: Final = 50
-"""Maximum number of streams of one token or session, so that it can't exhaust those of others."""
+"""Maximum number of streams of one token or session, so that one can't use up the streams of all others."""
 Json = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place | None:
-        """Return the place that a client sends back; None for any other text."""
+        """Return the position that a client sends back; None for any other text."""
         seq, dot, alert = text.partition(".")
         if dot and all(part.isascii() and part.isdigit() and len(part) < 16 for part in (seq, alert)):
             return cls(int(seq), int(alert))
@@ -108,7 +108,10 @@ class Live:
         """The ledger's last event and the store's version at the last poll."""
 
     def admit(self, job_id: str, who: str = "") -> JobRecord:
-        """Return the job to follow. Raises NotFound, or NoCapacity if too many streams are open in all or for `who`."""
+        """Return the job to follow.
+
+        Raises NotFound, or NoCapacity if too many streams are open in total or for `who`.
+        """
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise NoCapacity(f"{MAX_SUBSCRIBERS} streams are already open", "Close one, then retry.")
         if sum(one.who == who for one in self._subscribers) >= MAX_EACH:
@@ -117,13 +120,13 @@ class Live:
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job: its present state first, then changes. `since` replays the events after a place.
+        """Subscribe to a job: its present state first, then changes.
 
-        Raises as `admit` does.
+        `since` replays the events after a position. Raises the errors of `admit`.
         """
         job = self.admit(job_id, who)
         present = Place(self.ctx.ledger.last_seq(), self.ctx.metrics.last_alert(job_id))
-        # A place beyond the end comes from another ledger; waiting for it would skip new events.
+        # A position beyond the end comes from another ledger; waiting for it would skip new events.
         since = Place(min(since.seq, present.seq), min(since.alert, present.alert)) if since else present
         one = Subscriber(job_id, since, who)
         one.put({"type": "state", "state": str(job.state), "at": job.since, "why": named(job.why, 300)})
@@ -157,7 +160,7 @@ class Live:
             await anyio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Poll once, and queue the changes for each subscriber, as far as it has room."""
+        """Poll once, and queue the changes for each subscriber, as far as its queue has room."""
         seen = self.ctx.ledger.last_seq(), await to_thread.run_sync(self.ctx.metrics.version)
         moved, stored = seen[0] != self._seen[0], seen[1] != self._seen[1]
         self._seen = seen
@@ -184,5 +187,5 @@ class Live:
 
 
 def plain_number(value: float) -> float | str:
-    """Return a finite number unchanged; otherwise `nan`, `inf` or `-inf` as text, which JSON numbers lack."""
+    """Return a finite number unchanged; otherwise `nan`, `inf` or `-inf` as text, because JSON has no such numbers."""
     return value if math.isfinite(value) else str(value)

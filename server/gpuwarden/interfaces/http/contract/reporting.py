@@ -1,7 +1,7 @@
 """POST /api/training/local/metrics and POST /api/alerts/trigger: reports of jobs.
 
-The answer is sent after the commit, so an answered post is stored. A repeated post gets the same answer and changes
-nothing. The key identifies the job; a body that names another job is refused.
+The response is sent after the commit, so every acknowledged post is stored. A repeated post gets the same response and
+changes nothing. The key identifies the job; a body that names another job is refused.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gpuwarden.metrics.points import (
 
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
-"""Seconds after its end in which a job may still report, as its spool may have waited for a lost connection."""
+"""Seconds after its end during which a job may still report, because a lost connection may have delayed its spool."""
 LOOK_S: Final = 60.0
 """Seconds between two checks whether a job may still report."""
 LARGE: Final = 64 << 10
 """Bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000
 SHOWN: Final = 20
-"""Maximum number of ignored values that one answer names."""
+"""Maximum number of ignored values that one response names."""
 WORDS: Final = {
     Problem.NO_OBJECT: "it is not a JSON object",
     Problem.NO_JOB: "it names no job",
@@ -68,7 +68,10 @@ class Reporters:
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
 
     def names(self, job_id: str) -> frozenset[str]:
-        """Return the names of a job. Raises AuthFailed if it is unknown here or ended more than LATE_S ago."""
+        """Return the accepted names of a job.
+
+        Raises AuthFailed if the job is unknown here or ended more than LATE_S ago.
+        """
         now = self.ctx.clock.now()
         looked_at, names = self._known.get(job_id, (0.0, frozenset()))
         if not 0 <= now - looked_at < LOOK_S:
@@ -80,7 +83,7 @@ class Reporters:
                 raise AuthFailed("the key has expired: its job ended long ago")
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            # A serverless platform may set JOB_ID itself; its own id of the job is the last part of the handle's path.
+            # A serverless platform may set JOB_ID itself; the platform's job id is the last part of the handle's path.
             theirs = job.handle.run_dir.rpartition("/")[2] if job.handle else None
             names = frozenset(filter(None, (job_id, job.spec.env.get("JOB_ID"), theirs)))
             self._known[job_id] = now if job.handle or job.state in TERMINAL_JOBS else 0.0, names
@@ -142,12 +145,12 @@ async def _own(request: Request, reporters: Reporters) -> tuple[str, dict[str, A
     except (ValueError, RecursionError):
         raise Malformed(Problem.NO_OBJECT, "body") from None
     if job_of(body) not in names:
-        raise Refused("the post names another job than its key")
+        raise Refused("the post names a different job than its key")
     return sender, body, large
 
 
 def _refused(wrong: Malformed) -> Response:
-    """Return a 422 answer with the invalid field and the problem's code."""
+    """Return a 422 response with the invalid field and the problem's code."""
     error = BadRequest(f"{wrong.field}: {WORDS[wrong.problem]}; the post was not stored")
     answer: dict[str, Any] = json.loads(bytes(error_answer(error).body))
     return _answer({**answer, "field": wrong.field, "problem": wrong.problem}, 422)

@@ -1,4 +1,4 @@
-"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status, with the gates of every other interface."""
+"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status, with the usual gates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST_LOOK_S: Final = 30.0
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # A job that requests its status continuously would otherwise keep its lock from the watch.
+    # Otherwise a job that continuously requests its status would keep the watch from getting the job's lock.
     looks = Looks(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:

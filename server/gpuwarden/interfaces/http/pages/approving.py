@@ -1,7 +1,7 @@
-"""Routes for approvals on the page: the same facts as on a terminal, confirmed by a passkey or a terminal's code.
+"""Routes for approvals on the page: the facts as on a terminal, confirmed by a passkey or a code from a terminal.
 
 Only a browser session can call them, from a page of this server. A session alone can't approve, and tokens have no
-access. The signature covers the digest of the facts that were shown; every challenge works once.
+access to these routes. The signature covers the digest of the facts that were shown; every challenge works once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def approving_routes(serving: Serving) -> list[BaseRoute]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request. A form on another page can't send this content type."""
+    """Return the JSON object of a request. A form on another page can't send the required content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise BadRequest("the content type is not application/json")
     try:
@@ -138,7 +138,7 @@ class ApprovalPages:
         }
 
     async def challenge(self, request: Request) -> Response:
-        """POST the digest of the shown facts; the answer has the challenge that a passkey has to sign."""
+        """POST the digest of the shown facts; the response contains the challenge that a passkey has to sign."""
         body, ticket = await _body(request), request.path_params["ticket"]
         if CHANNEL not in self.ctx.policy.approval.channels:
             raise Refused("the policy does not allow approval on the page", approval(ticket))
@@ -193,7 +193,10 @@ class ApprovalPages:
         return JSONResponse({"ok": True, "message": LAUNCHED if issued.data.job else SUBMIT_AGAIN})
 
     async def state(self, request: Request) -> Response:
-        """GET the progress of an approved teardown. Each call advances it one step, as waiting on a terminal does."""
+        """GET the progress of an approved teardown.
+
+        Each call advances the teardown by one step, like waiting on a terminal.
+        """
         found = await proceed(self.ctx, request.path_params["ticket"])
         message = shown(results.torn_down(found).message)
         under_way = found.record.state in {Teardown.APPROVED, Teardown.EXECUTING}
@@ -208,7 +211,7 @@ class ApprovalPages:
         return page("passkeys.html", {"passkeys": rows}, here="")
 
     async def new_challenge(self, request: Request) -> Response:
-        """POST the terminal's code; the answer has the options with which a browser creates a passkey."""
+        """POST the terminal's code; the response contains the options with which a browser creates a passkey."""
         body = await _body(request)
         site = Site.of(request.headers.get("origin", ""), self.settings)
         permit = allowed(self.ctx, str(body.get("code", ""))[:100])

@@ -1,8 +1,8 @@
-"""Cards of one job or of all machines, which a client shows inside a conversation (MCP Apps, SEP-1865).
+"""Cards of one job or of all machines, shown by a client inside a conversation (MCP Apps, SEP-1865).
 
-A card is a document without data, made from the page's templates, with inline style and scripts. The answer of a tool
-contains the view, which the script writes into the document as text. A card can't load or request anything else: it
-has no connection, form or link, and its script calls no tool.
+A card is a document without data, made from the page's templates, with inline style and scripts. The tool's result
+contains the view, and the script writes the view into the document as text. A card can't load or request any other
+content: it has no connection, form or link, and its script calls no tool.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ FIELDS: Final = {
 
 @cache
 def document(kind: Kind) -> str:
-    """Return the HTML of a card. Its policy allows only its own script and style, and loads nothing."""
+    """Return the HTML of a card.
+
+    The card's content security policy allows only its own script and style, and no loading.
+    """
     read = {name: files()[name][0].decode() for name in (*STYLES, *SCRIPTS)}
     style, script = ("\n".join(read[name] for name in names) for names in (STYLES, SCRIPTS))
     policy = (
@@ -102,7 +105,7 @@ def _digest(text: str) -> str:
 async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
     """Return the view of the card for the result of a tool."""
     view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
-    view = clean(ctx, view)  # before texts are cut, as a partial secret would not be found
+    view = clean(ctx, view)  # before texts are truncated, because a partial secret would not be found
     view["texts"] = _short(view["texts"])
     view["lists"] = {name: [_short(row) for row in rows[:ROWS]] for name, rows in view["lists"].items()}
     return {**view, "at": ctx.clock.now()}
@@ -121,7 +124,7 @@ async def job_card(ctx: Context, seen: Checked) -> View:
 
 
 async def machines_card(ctx: Context, reply: InstancesReply) -> View:
-    """Return the view of all machines. The meter counts the machines that bill or may bill."""
+    """Return the view of all machines. The meter counts the machines that are or may be billed."""
     reply = warned(reply.model_copy(), notices(ctx), in_commands)
     rows = [machine_row(row) for row in reply.instances[:ROWS]]
     for row in [row for row in rows if row["job"]][:FOLLOWED]:
@@ -151,7 +154,7 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
 
 
 def _short(row: Row) -> Row:
-    """Return a row with bounded texts, without links and log lines: a card is not a page of the server."""
+    """Return a row with bounded texts, without links and log lines, because a card is not a page of the server."""
     left_out = {"href", "lines"}
     return {name: text if name == "curve" else line(text, TEXT) for name, text in row.items() if name not in left_out}
 

@@ -1,6 +1,6 @@
 """Curves of a job's metrics for the page: at most a few thousand points, and non-finite values separately.
 
-The points come from the metric store, to which the job posts them. If a job posted none, the few points of the loss
+The points come from the metric store, to which the job posts them. If a job has posted none, the few points of the loss
 that its runner keeps are used.
 """
 
@@ -71,7 +71,7 @@ def curve_of(
     points: int = POINTS,
     between: tuple[float, float] | None = None,
 ) -> Curve:
-    """Return one curve in at most `points` points, or its part between two places."""
+    """Return one curve in at most `points` points, or the part of it between two positions."""
     curve = store.downsampled(job_id, metric, points, between)
     if curve.total or metric != LOSS:
         return curve

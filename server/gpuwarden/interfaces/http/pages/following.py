@@ -1,4 +1,4 @@
-"""Streams that update open pages: the full view of a page, whenever it differs from the one before.
+"""Streams that update open pages. They send the full view of a page whenever it differs from the previous view.
 
 One task builds each view once for all windows of a page: soon after a change of the ledger or the metric store, and
 every few seconds for data that is not recorded there, such as a log. A slow window skips views but never falls behind,
@@ -35,16 +35,16 @@ DUE_S: Final = 4.0
 ALIVE_S: Final = 15.0
 """Seconds after which an unchanged view is sent again, to detect a dead connection."""
 SHARE: Final = 4.0
-"""After building views, the task pauses for this many times the time that it took."""
+"""After building views, the task pauses for this multiple of the time that it took."""
 MAX_STREAMS: Final = 200
 """Maximum streams of all pages, a part of the server's connections. A page without a stream polls instead."""
 MAX_EACH: Final = 20
-"""Maximum number of streams of one session or token, so that it can't exhaust those of others."""
+"""Maximum number of streams of one session or token, so that one can't use up the streams of all others."""
 
 
 @dataclass
 class Board:
-    """One open page: its latest view, and the event on which its readers wait."""
+    """One open page: its latest view, and the event for which its readers wait."""
 
     make: Callable[[], Awaitable[View]]
     readers: int = 0
@@ -164,6 +164,6 @@ class Following:
         board.stale = False
         try:
             board.put(await board.make())
-        except Exception as error:  # of one page; it must not stop the others or the server that runs this task
+        except Exception as error:  # an error of one page must not stop the others, or the server that runs this task
             _log("a page can't be updated", error)
         board.made_at = anyio.current_time()

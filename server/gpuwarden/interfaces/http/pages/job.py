@@ -54,7 +54,7 @@ COPIES: Final = {
 
 
 def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
-    """Return one job from `seen`, its last poll, or without one from the ledger. Raises NotFound."""
+    """Return one job from `seen`, its last poll, or without a poll from the ledger. Raises NotFound."""
     job = read_job(ctx.ledger, job_id)
     line = line_of(ctx, job)
     # If the machine is gone, its last poll has the progress of the job.
@@ -65,7 +65,7 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
         else CheckReply(job_id=job.id, state=job.state, why=job.why)
     )
     steps, row = seen.next_steps if seen else following(ctx, job), job_row(job_line(line))
-    stays = f"{' and '.join(line.storage)} still bills" if line.storage else ""
+    stays = f"{' and '.join(line.storage)} still billed" if line.storage else ""
     return {
         "texts": {
             **_texts(job, reply),
@@ -129,7 +129,7 @@ def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     serverless = ctx.profile(job.spec.platform).kind == "serverless"
     if job.state not in PAUSABLE or job.pausing or serverless:
         return ()
-    return (do(Action.PAUSE, "to let it save and end its process; the machine keeps billing", job_id=job.id),)
+    return (do(Action.PAUSE, "to let it save and end its process; the machine is still billed", job_id=job.id),)
 
 
 def _texts(job: JobRecord, reply: CheckReply) -> Row:
@@ -156,7 +156,7 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
 
 
 def _to_come(reply: CheckReply, line: JobLine) -> str:
-    """Return the projected cost at the job's last step, by estimate if the provider bills later."""
+    """Return the projected cost at the job's last step, estimated if the provider reports costs late."""
     if reply.projected_cost_usd is not None:
         return usd(reply.projected_cost_usd)
     if reply.remaining_s is None or line.cost_usd is None or line.price_usd_per_hour is None:
@@ -173,7 +173,7 @@ def _looked(seen: Checked | None, error: WardenError | None) -> str:
 
 
 def rung_row(step: Step) -> Row:
-    """Return one step of the verification. Its text names the evidence: number of files, bytes, time."""
+    """Return one step of the verification. Its text describes the evidence: number of files, bytes, time."""
     parts = []
     if step.files is not None:
         parts.append(counted(step.files, "file") + (f", {size(step.bytes)}" if step.bytes is not None else ""))
@@ -196,7 +196,7 @@ def rung_row(step: Step) -> Row:
 
 
 def _kept(reply: CheckReply) -> list[Row]:
-    """Return the file list of the job's artifact store; empty while the machine itself can be read."""
+    """Return the files of the job's artifact store; empty while the machine itself can be read."""
     if (kept := reply.kept) is None:
         return []
     what = f"{counted(kept.files, 'file')}, {size(kept.bytes)}" if kept.files else ""

@@ -22,7 +22,7 @@ JOBS: Final = 50
 
 
 def money_view(ctx: Context, days: int) -> View:
-    """Return the costs of machines in the last days, from local midnight. Pretend money is shown but never added."""
+    """Return the costs of machines in the last days, from local midnight. Simulated costs are shown but never added."""
     since = day_start(ctx.clock.now() - (days - 1) * 86_400)
     found = charges(ctx, since)
     by = {

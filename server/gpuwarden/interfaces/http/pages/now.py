@@ -16,7 +16,7 @@ ROWS = 50
 
 
 def now_view(reply: StatusReply) -> View:
-    """Return the view of the start page. Between two answers, `meters` advance from an amount at a rate per hour."""
+    """Return the view of the start page. Between two responses, `meters` advance from an amount at a rate per hour."""
     spent, alike = reply.spending, (*reply.running, *reply.ended)
     cap = spent.per_day_cap_usd
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
@@ -34,7 +34,7 @@ def now_view(reply: StatusReply) -> View:
             "left": f"{usd(max(0.0, cap - spent.today_usd))} left of {usd(cap)} today" if cap > 0 else "",
             "cap": "" if cap > 0 else "no daily cap: all spending needs approval",
             "month": f"{usd(spent.month_usd)} this month",
-            "pretend": f"pretend money of rehearsals{f', {usd_per_hour(pretend)}' if pretend else ''}",
+            "pretend": f"simulated costs of rehearsals{f', {usd_per_hour(pretend)}' if pretend else ''}",
             "updated": local(reply.at, "%H:%M:%S"),
             "title": " · ".join([*title, "gpuwarden"]),
         },
@@ -98,7 +98,7 @@ def waiting_row(waiting: WaitingReply) -> Row:
 
 
 def other_row(other: InstanceReply) -> Row:
-    """Return one machine that no job here uses."""
+    """Return one machine that is not used by a job of this ledger."""
     return {
         "key": f"{other.platform} {other.instance_id}",
         "state": "unknown" if other.billing is None else "billing",

@@ -46,7 +46,7 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
 
 
 def tier_row(tier: Tier) -> dict[str, Any]:
-    """Return one storage tier. An unestablished fact is unknown, with a way to find out."""
+    """Return one storage tier. A fact that is not established is unknown, with a way to establish it."""
     survives = [getattr(tier.survives, event) for event in EVENTS]
     return {
         "name": tier.tier,
@@ -59,7 +59,7 @@ def tier_row(tier: Tier) -> dict[str, Any]:
 
 
 def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
-    """Return one fact as a word. `state` selects its color; `title` is the way to find out an unknown fact."""
+    """Return one fact as a word. `state` selects its color; `title` is the way to establish an unknown fact."""
     if isinstance(value, Unfound):
         return {"state": "unknown", "text": "unknown", "title": value.unknown}
     return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
@@ -78,7 +78,7 @@ def clock_row(clock: DangerClock) -> Row:
 def running_clocks(ctx: Context) -> list[Row]:
     """Return the dates on which platforms will act on rented machines, the next one first.
 
-    They include the date on which an account's balance runs out, by the last poll.
+    They include the date on which an account's balance runs out, according to the last poll.
     """
     found = [(funds.clock, "", funds.platform) for funds in known_funds(ctx) if funds.clock is not None]
     for lease_id in lease_ids(ctx.ledger, *LIVE_LEASES):

@@ -46,7 +46,7 @@ STATES: Final = tuple(state.value for state in Job if state not in {Job.DRAFT, J
 LARGEST: Final = 1e15
 """Upper bound of a number in a URL; steps, bytes and seconds are below it."""
 SHARE: Final = 20.0
-"""A view is reused for this many times the time that it took to build."""
+"""A view is reused for this multiple of the time that it took to build."""
 MAX_RUNS: Final = 6
 """Maximum number of runs in one chart."""
 
@@ -75,7 +75,7 @@ def reading_routes(serving: Serving) -> list[BaseRoute]:
 
 
 def headed(endpoint: Endpoint) -> Endpoint:
-    """Add the page's headers to every answer, and answer an error as a page or as JSON."""
+    """Add the page's headers to every response, and send an error as a page or as JSON."""
 
     @wraps(endpoint)
     async def answer(request: Request) -> Response:
@@ -108,7 +108,7 @@ def _number(request: Request, name: str) -> float | None:
 
 
 class Pages:
-    """The pages of one server. Machines are polled in the background of a page's answer."""
+    """The pages of one server. Machines are polled in the background while a page is served."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -131,7 +131,10 @@ class Pages:
         return self.following.stream(request, self._now)
 
     async def _now(self) -> View:
-        """Return the view of the start page. A slow one is reused for a while, as many windows may request it."""
+        """Return the view of the start page.
+
+        A view that is slow to build is reused for a while, because many windows may request it.
+        """
         begun = time.perf_counter()
         if begun >= self._until:
             self._last = await self._look_now()
@@ -170,7 +173,7 @@ class Pages:
         return page("jobs.html", view, here="Jobs", asked=asked, states=STATES, older=older, first=first)
 
     async def job(self, request: Request) -> Response:
-        """GET /jobs/ID: one job, with other runs to compare with its curves."""
+        """GET /jobs/ID: one job, with other runs to compare its curves with."""
         job_id = request.path_params["job_id"]
         view = await self._job(job_id)
         runs = list(dict.fromkeys([job_id, *filter(None, request.query_params.getlist("with"))]))[:MAX_RUNS]

@@ -1,7 +1,8 @@
 """Render the page: templates with every value escaped, and values as readable text.
 
-A view is a dictionary of texts, lists of rows, and numbers. The first answer renders it as HTML. Later answers send it
-as JSON, and the script writes the texts into the same elements. So both show the same, and no text becomes markup.
+A view is a dictionary of texts, lists of rows, and numbers. The first response renders it as HTML. Later responses send
+it as JSON, and the script writes the texts into the same elements. So both show the same content, and no text becomes
+markup.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ACTIVE: Final = frozenset(
 
 
 def shown(text: object) -> str:
-    """Return foreign text for display: without escapes, invisible characters and quotation markers."""
+    """Return untrusted text for display: without escapes, invisible characters and quotation markers."""
     return unquoted(plain(str(text)))
 
 

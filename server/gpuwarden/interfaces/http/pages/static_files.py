@@ -19,7 +19,7 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 HEADERS: Final = {
-    # No inline script or style, no foreign resources, and no markup from text in scripts.
+    # No inline script or style, no resources from other servers, and no markup from text in scripts.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
@@ -42,7 +42,7 @@ def files() -> dict[str, tuple[bytes, str, str]]:
 
 
 async def static_file(request: Request) -> Response:
-    """GET one file. A browser that has it revalidates its copy."""
+    """GET one file. A browser that already has the file revalidates its copy."""
     known = files().get(request.path_params["path"])
     if known is None:
         raise NotFound("this file does not exist")

@@ -1,4 +1,4 @@
-"""Challenges for passkeys, each for one session and one purpose and used once, and checks of their answers."""
+"""Challenges for passkeys, each for one session and one purpose and used once, and checks of the signed responses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Challenges:
         self._open: OrderedDict[tuple[str, str], Challenge] = OrderedDict()
 
     def make(self, session: str, about: str, digest: str) -> Challenge:
-        """Return a challenge for one session and one subject. It replaces an earlier one."""
+        """Return a challenge for one session and one subject. The challenge replaces an earlier one."""
         shown = hashlib.sha256(f"{about}\n{digest}".encode()).digest()
         made = Challenge(random.token_bytes(32) + shown, about, digest, self.ctx.clock.now() + CHALLENGE_S)
         self._open[session, about] = made

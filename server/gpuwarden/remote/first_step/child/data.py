@@ -1,4 +1,4 @@
-"""Datasets of the Hub from the parent's rows, and calls that request more rows than these."""
+"""Serve the Hub's datasets from the parent's rows, and handle calls that request more rows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, A
             rows = [{k: _cell(v, types.get(k)) for k, v in row.items()} for row in rows]
             table = datasets.Dataset.from_list((rows * ROWS)[:ROWS], features=features)
         except Exception as error:  # of the viewer's types, which may be newer than the library
-            raise Stopped(f"no rows of {path} can be made here: {type(error).__name__}: {error}") from error
+            raise Stopped(f"no rows of {path} can be created here: {type(error).__name__}: {error}") from error
         return table.to_iterable_dataset() if given.get("streaming") else table
 
     split = given.get("split")

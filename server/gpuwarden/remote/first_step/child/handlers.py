@@ -37,7 +37,7 @@ def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[
         def note() -> None:
             error = sys.exc_info()[1]
             if isinstance(error, (Stopped, Enough)):
-                raise error  # a bare `except` is meant for the script's errors
+                raise error  # a bare `except` is intended for the script's errors
             if record.caught is None and isinstance(error, Exception) and counts(error):
                 record.caught = error
 

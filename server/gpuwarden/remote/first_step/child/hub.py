@@ -1,4 +1,4 @@
-"""The Hub without a network: record uploads, emulate an account, and load models from the parent's files."""
+"""Replace the Hub without a network: record uploads, emulate an account, and load models from the parent's files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def patch_models(record: Record, module: ModuleType) -> None:
             if record.supply("models", name) is None:
                 raise record.want("model", name)
             if not glob.glob(os.path.join(folder_of(hub, name), str(given.get("subfolder") or ""), "*.json")):
-                raise Stopped(f"the config of {name} is not here")
+                raise Stopped(f"the config of {name} is missing here")
             given.pop("revision", None)
             config = given.get("config")
             for part in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))) if config else ():

@@ -12,13 +12,13 @@ Patch = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """A finder that wraps the loader of the named modules; every other module is found as usual."""
+    """A finder that wraps the loader of the named modules. All other modules are found as usual."""
 
     def __init__(self, patches: Dict[str, Patch]) -> None:
         self._patches = patches
 
     def install(self) -> None:
-        """Put this finder before the others."""
+        """Insert this finder before the others."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
@@ -32,7 +32,7 @@ class AfterImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch = self._patches.pop(fullname, None)  # only now, since a module that is found may never be executed
+            patch = self._patches.pop(fullname, None)  # only now, because a module that was found may never be executed
             if patch is not None:
                 patch(module)
 

@@ -1,7 +1,7 @@
 """End training loops after their first optimizer step, so that the code after them runs too.
 
-A loop trains when its body calls `.backward(...)`, or a function of the script that does. Its items, or its condition,
-go through a counter; line numbers stay. A loop that never steps ends after `MOST` rounds.
+A loop trains if its body calls `.backward(...)`, or a function of the script that does. A counter wraps the loop's
+items or its condition; line numbers do not change. A loop that never steps ends after `MOST` rounds.
 """
 
 from __future__ import annotations

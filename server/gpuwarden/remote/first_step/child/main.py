@@ -27,7 +27,7 @@ from gpuwarden.remote.first_step.child.record import Enough, Record, Stopped, mo
 from gpuwarden.remote.first_step.child.verdict import is_wrong, judge, judge_caught, stopped
 
 REPORTS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".png", ".html", ".yaml")
-"""Report files: if a script saves no other files, the model is lost."""
+"""Report files. If a script saves only these, the model is lost."""
 
 
 def main(order_file: str) -> NoReturn:
@@ -74,7 +74,7 @@ def bound(order: Dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise Stopped in the script when its time is over, so that the traceback has the line."""
+    """Raise Stopped in the script when its time is over, so that the traceback contains the current line."""
 
     def late(*args: Any) -> NoReturn:
         raise Stopped(f"it took longer than {seconds:.0f} s")
@@ -148,7 +148,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
     kept = [name for name in files if not name.endswith(REPORTS)]
     if not kept and not record.pushed and (record.unsaved or not saving):
         what = f" ({record.unsaved})" if record.unsaved else ""
-        said = f"it trained, and nothing was saved or pushed{what}"
+        said = f"it trained, but saved and pushed nothing{what}"
         return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
     if files or record.pushed:
         record.at("save")

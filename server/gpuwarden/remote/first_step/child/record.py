@@ -1,4 +1,4 @@
-"""The record of one rehearsal: the stages that were reached, and the substitutes that were used."""
+"""Record one rehearsal: the stages that it reached, and the substitutes that it used."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 MOST = 40
 FEW_LAYERS = 128
-"""A size above it in a config is a width; up to it, also a number of layers, heads or experts."""
+"""A size above this value in a config is a width; smaller sizes may also be numbers of layers, heads or experts."""
 _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
 
 
 class Stopped(BaseException):
-    """A substitute can't continue. Not an Exception, since a library would treat that as a network failure."""
+    """A substitute can't continue. Not an Exception, because a library would treat it as a network failure."""
 
 
 class Enough(BaseException):
-    """An endless training loop has made enough steps."""
+    """A training loop without a known end has made enough steps."""
 
 
 class Record:
@@ -56,7 +56,8 @@ class Record:
     def counts_on_sizes(self, words: str) -> bool:
         """Return whether a number in the script fits only the real model, which would explain an error.
 
-        That is a layer or head that the small model does not have, or the real width, its double, half or quarter.
+        Such a number is a layer or head that the small model does not have, or the real width, its double, half or
+        quarter.
         """
         if not any(what.startswith("model ") for what in self.substitutes):
             return False
@@ -90,7 +91,7 @@ def model_files(work: str) -> List[str]:
 
 
 def write(path: str, outcome: Dict[str, Any]) -> None:
-    """Write the outcome for the parent, whole or not at all."""
+    """Write the outcome for the parent atomically."""
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(outcome, file)
     os.replace(path + ".part", path)

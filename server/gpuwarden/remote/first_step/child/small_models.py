@@ -1,4 +1,4 @@
-"""Make the models of the Hub small: the same architecture from their config, few and narrow layers, random weights.
+"""Shrink the Hub's models: the architecture of their config with few and narrow layers and random weights.
 
 The real `from_pretrained` then loads these weights, so that its arguments, dtypes and heads are checked by the library.
 """
@@ -84,7 +84,7 @@ def prepare(record: Record, hub: str) -> None:
 
 
 def folder_of(hub: str, name: str) -> str:
-    """Return the folder of the only snapshot of a model, which the parent created."""
+    """Return the folder of a model's only snapshot. The parent created the snapshot."""
     return os.path.join(hub, "models--" + name.replace("/", "--"), "snapshots", "rehearsal")
 
 

@@ -1,4 +1,4 @@
-"""Trainers of transformers and of Lightning: one step, one save, one resume, on the CPU, without reporting."""
+"""Limit trainers of transformers and Lightning to one step, one save and one resume, on the CPU, without reporting."""
 
 from __future__ import annotations
 

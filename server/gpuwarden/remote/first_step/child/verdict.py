@@ -97,7 +97,7 @@ def _missing(record: Record, error: ImportError) -> str:
     if not isinstance(error, ModuleNotFoundError) or record.order.get("own_environment"):
         return ""
     there = top in sys.modules and top != whole
-    return f"the {top} that is installed here has no {whole}" if there else f"the package {top} is not installed here"
+    return f"the installed {top} has no {whole}" if there else f"the package {top} is not installed here"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
