@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if item.nodeid.removeprefix("tests/").startswith(PROTECTS):
             item.add_marker(pytest.mark.protects)
             item.add_marker(pytest.mark.flaky(reruns=0))
+        if "wording" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.texts)
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout((600 if item.get_closest_marker("prove") else 120) * PATIENCE))
         if marker := item.get_closest_marker("attack"):
