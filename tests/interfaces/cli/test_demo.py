@@ -86,7 +86,7 @@ def test_automatic_teardown_ends_a_machine_at_night_and_another_bills_until_nine
     done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["ok"] is True and told["approvals"] == ["automatic", "rehearsal"]
+    assert told["ok"] is True and told["approvals"] == ["automatic_teardown", "rehearsal"]
     ordered, asked = told["ordered"], told["asked"]
     for bill in (ordered, asked):
         assert (bill["job"], bill["proven"], bill["lease"]) == ("succeeded", True, "stopped")
