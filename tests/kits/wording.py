@@ -77,9 +77,10 @@ class Regenerating:
         if not any("::" in argument for argument in config.args):
             self.there |= {item.nodeid for item in items}
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Record a test that runs: its old texts are removed."""
-        self.ran.add(nodeid)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a test that ran and was not skipped: its old texts are removed."""
+        if report.when == "call" and not report.skipped:
+            self.ran.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -258,7 +258,7 @@ async def test_a_mistake_of_ours_is_one_error_that_tells_nothing_inside(
     def explode(*_: object, **__: object) -> None:
         raise RuntimeError("secret inside")
 
-    monkeypatch.setattr("gpuwarden.interfaces.mcp.tools.jobs.list_instances", explode)
+    monkeypatch.setattr("gpuwarden.lifecycle.monitoring.inventory.list_instances", explode)
     async with talking(ctx) as talk:
         body = await talk.error("list_instances")
     assert body["code"] == "internal" and "secret inside" not in json.dumps(body)
