@@ -457,7 +457,7 @@ def test_a_server_that_does_not_start_hides_nothing_that_was_written(run: Cli, m
 
 @pytest.mark.parametrize("said", ["{not json}", "\\377{", '{"id": 2, "result": 7}', '{"id": 2, "result": {}}', ""])
 def test_a_server_that_answers_nonsense_is_refused(said: str) -> None:
-    run = {"command": "/bin/sh", "args": ["-c", "cat > /dev/null; printf '" + said + "\\n'"]}
+    run = {"command": "/bin/sh", "args": ["-c", "read a; read b; read c; printf '" + said + "\\n'"]}
     with pytest.raises(BadRequest):
         use_case.tools_of(run)
 

@@ -66,6 +66,12 @@ class PretendQueue(SlurmBackend):
                 "state": word, "exit_code": 0 if ok else 1, "ended_at": self._clock.now(), "alive": False,
             }  # fmt: skip
 
+    def requeue(self, row: dict[str, Any]) -> None:
+        """Preempt a running job and queue it again, as a job with a higher priority does."""
+        if row["job_state"] == ["RUNNING"]:
+            row |= {"job_state": ["PENDING"], "restart_cnt": row["restart_cnt"] + 1, "start_time": 0}
+            self.folders[row["current_working_directory"]] |= {"alive": False}
+
     def purge(self) -> None:
         """Remove ended jobs from the queue, as after MinJobAge. This cluster has no accounting."""
         over = [r for r in self.rows if r["job_state"][0] not in {"PENDING", "RUNNING"}]

@@ -138,8 +138,10 @@ class Engine(RuleBasedStateMachine):
     @rule(n=nth, what=st.sampled_from(("start", "start", "COMPLETED", "COMPLETED", "FAILED", "requeue")))
     def queue_moves(self, n: int, what: str) -> None:
         row = self.queue.rows[n % len(self.queue.rows)]
-        if what in {"start", "requeue"}:
-            getattr(self.queue, what)(row)
+        if what == "start":
+            self.queue.start(row)
+        elif what == "requeue":
+            self.queue.requeue(row)
         else:
             self.queue.end(row, what)
 

@@ -388,7 +388,9 @@ def look(settings: Settings) -> Plan:
     elif not settings.cpu and REHEARSED not in os.environ:
         raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
     if settings.expect_gpu.lower() not in name.lower():
-        raise Stop(Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent the expected GPU")
+        raise Stop(
+            Exit.ENVIRONMENT, f"the GPU is {name}, not {settings.expect_gpu}", "rent that GPU, or change --expect-gpu"
+        )
     precision = arithmetic(settings.precision, capability, name)
     micro, accumulate = split_batch(settings, memory, world)
     return Plan(name, memory, capability, precision, micro, accumulate, world)

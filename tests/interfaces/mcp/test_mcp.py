@@ -516,9 +516,9 @@ async def test_no_call_waits_for_a_job(ctx: Context) -> None:
 
 @pytest.mark.slow
 async def test_progress_is_told_while_a_tool_works(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuwarden.interfaces.mcp.tools import artifacts
+    from gpuwarden.lifecycle.artifacts import pull as use_case
 
-    real, news = artifacts.pull, []
+    real, news = use_case.pull, []
 
     async def slow(*args: Any, progress: Any, **more: Any) -> Any:
         result = await real(*args, progress=progress, **more)
@@ -528,7 +528,7 @@ async def test_progress_is_told_while_a_tool_works(ctx: Context, monkeypatch: py
     async def note(done: float, total: float | None, message: str | None) -> None:
         news.append((done, total))
 
-    monkeypatch.setattr(artifacts, "pull", slow)
+    monkeypatch.setattr(use_case, "pull", slow)
     async with talking(ctx, mode="legacy") as talk:
         job_id = await talk.launched()
         await talk.until("check_job", {"succeeded"}, job_id=job_id)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from pydantic import BaseModel, Field
 
@@ -246,19 +249,42 @@ def _started(plan: Plan) -> str:
 def tools_of(run: Run) -> int:
     """Start a server and return the number of its tools. Raises BadRequest if it does not start."""
     argv = [run["command"], *run["args"]]
-    said = "".join(json.dumps(message) + "\n" for message in ASK).encode()
-    try:
-        done = subprocess.run(
-            argv, input=said, capture_output=True, timeout=FIRST_START_S, check=False, cwd=Path.home()
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BadRequest(
-            f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run it again."
-        ) from error
-    for row in done.stdout.splitlines():
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            answered = json.loads(row)
-            if answered["id"] == LISTED:
-                return len(answered["result"]["tools"])
-    why = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            answer = _ask(argv, errors)
+        except OSError as error:
+            raise BadRequest(
+                f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run it again."
+            ) from error
+        with contextlib.suppress(LookupError, TypeError):
+            return len(answer["result"]["tools"])
+        errors.seek(0)
+        why = (errors.read().decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1]
     raise BadRequest(f"the server does not start: {line(why, 300)}", "Run gpuwarden doctor.")
+
+
+def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
+    """Start a server, send it `ASK` and return its answer, empty if it gave none. Kill it after FIRST_START_S."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home()) as server:
+        limit = threading.Timer(FIRST_START_S, server.kill)
+        limit.start()
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its errors have the reason
+                os.write(server.stdin.fileno(), "".join(json.dumps(message) + "\n" for message in ASK).encode())
+            # The input stays open until the answer: a server cancels its calls when its input ends.
+            answer = next((message for message in map(_parsed, server.stdout) if message.get("id") == LISTED), {})
+            server.stdin.close()
+            server.wait()
+            return answer
+        finally:
+            limit.cancel()
+
+
+def _parsed(row: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(row)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
