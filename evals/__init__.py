@@ -1,5 +1,5 @@
 """Score how agents used GPUs: compare transcripts with cases, and count the money and data saved or lost.
 
-Scoring needs the standard library only and imports nothing from the server, so that a mistake in shared code can't hide
-itself. Start at `python -m evals --help`, or at README.md in this folder.
+Scoring needs only the standard library and imports nothing from the server, because the scorer could not detect a bug
+in code that it shares with the server. See `python -m evals --help` and README.md in this folder.
 """

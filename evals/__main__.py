@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_POLICY
-    except BrokenPipeError:  # such as `| head`: the reader closed the pipe
+    except BrokenPipeError:  # the reader closed the pipe, as in `| head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
         return Exit.PASS
 
@@ -161,12 +161,12 @@ def cmd_export(args: Args) -> int:
 
 
 def cmd_run(args: Args) -> int:
-    """Play an agent through worlds, with the server's gates or without them, and print the outcome."""
+    """Run an agent in simulated worlds, with or without the server's gates, and print the outcome."""
     cases = load_cases()
     worlds = load_worlds(cases)
     chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
     if not chosen:
-        raise EvalError("no case was named", "Name cases, or pass --all")
+        raise EvalError("no case was named", "Give the ids of cases, or --all")
     setup: Setup | None = None
     if is_real(args.agent):
         if args.stage == outcome.RAW:
@@ -188,7 +188,7 @@ def cmd_run(args: Args) -> int:
 
 
 def cmd_evidence(args: Args) -> int:
-    """Play every scripted agent through every world, with and without gates, and print the table for the README."""
+    """Run every scripted agent in every world, with and without gates, and print the table for the README."""
     cases = load_cases()
     folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
     text = evidence.table(folder, cases, load_worlds(cases), jobs=args.jobs)
@@ -244,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     def add_file(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("file", type=Path)
         sub.add_argument("--format", choices=formats(), help="detected automatically by default")
-        sub.add_argument("--bare", help="the server that plain tool names belong to, if there is only one")
+        sub.add_argument("--bare", help="the server of the tools whose names contain no server, if there is only one")
 
     add("selftest", cmd_selftest)
     add("cases", cmd_cases)
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     outputs: dict[str, Any] = {"json": "every trial", "markdown": "tables", "html": "one page", "inspect": "a log"}
     for name, words in outputs.items():
         score.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {words}")
-    score.add_argument("--judge", help="a command that reads questions on standard input and answers them")
+    score.add_argument("--judge", help="a command that reads questions on standard input and prints answers")
     score.add_argument("--scripted", action="store_true", help="mark the agent as scripted in the HTML page")
     both = add("compare", cmd_compare)
     both.add_argument("before", type=Path)
@@ -265,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     add("uplift", cmd_uplift).add_argument("runs", type=Path, nargs="+")
     todo = add("plan", cmd_plan)
     todo.add_argument("run", type=Path)
-    todo.add_argument("--model", help="the current model; by default that of the run")
+    todo.add_argument("--model", help="the current model (default: the model of the run)")
     add("tools", cmd_tools).add_argument("--write", action="store_true", help="rewrite the file")
     export = add("export", cmd_export)
     add_file(export)
@@ -283,11 +283,11 @@ def _parser() -> argparse.ArgumentParser:
     proof.add_argument(
         "--write-readme",
         action="store_true",
-        help="put the table into README.md, and each trial into evals/evidence.jsonl",
+        help="write the table to README.md and each trial to evals/evidence.jsonl",
     )
     for sub in (play, proof):
         sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="number of concurrent trials")
-        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; an existing run in it is continued")
+        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a run in it is resumed")
     labels = add("judge", cmd_judge)
     labels.add_argument("labels", type=Path)
     labels.add_argument("--judge", required=True)

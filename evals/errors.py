@@ -6,7 +6,7 @@ from __future__ import annotations
 class EvalError(Exception):
     """A case, world, witness, run or option that can't be used. `remedy` is the next step.
 
-    It is never raised for the acts of an agent or the content of a transcript: those are problems of a trial.
+    It is never raised because of an agent's actions or a transcript's content: those are problems of one trial.
     """
 
     def __init__(self, message: str, remedy: str, *, file: object = None, line: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Run the cases as a task of Inspect AI, with its models and loop, and with this package's worlds and verdicts.
+"""Run the cases as a task of Inspect AI: with Inspect's models and loop, and this package's worlds and verdicts.
 
     inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
 
-Trials are played and scored like all others: the runner opens the world, seals the calls, and writes to `-T
-folder=RUN`, which `python -m evals score RUN` also reads. No other module of this package imports this one.
+Trials are run and scored like all others: the runner opens the world, seals the calls, and writes to the folder in `-T
+folder=RUN`, which `python -m evals score RUN` can also read. No other module of this package imports this one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # because Inspect loads a task by its path
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # needed because Inspect loads a task by its path
 
 import anyio.from_thread
 import anyio.to_thread
@@ -45,12 +45,12 @@ from evals.transcripts.export_inspect import SCORER
 
 EXTRA_TURNS = 20
 MOST_INFRA = 0.05
-"""Maximum share of trials that may die for reasons other than the agent; above it, the run is inconclusive."""
+"""Maximum share of trials that may fail for reasons other than the agent. Above this share the run is inconclusive."""
 
 
 @task
 def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pack: str = "", folder: str = "") -> Task:
-    """Return the task of all cases, or of those named by id or cluster in `cases` (commas between)."""
+    """Return the task of all cases, or of those named by id or cluster in the comma-separated `cases`."""
     shelf = load_pack(arm, Path(pack) if pack else None)
     where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
     return make_task(chosen(load_cases(), cases), load_worlds(), stage(stage_name), shelf, where)
@@ -73,7 +73,7 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
 def make_task(
     cases: dict[str, Case], worlds: dict[str, World], open_scene: OpenScene, pack: Pack, folder: Path
 ) -> Task:
-    """Return the task over given cases and worlds."""
+    """Return the task for the given cases and worlds."""
     run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
     stand = Stand(run, cases, worlds, open_scene, pack)
     about = [{"cluster": c.cluster, "world": c.world, "twin": c.twin} for c in cases.values()]
@@ -106,7 +106,7 @@ def in_world(stand: Stand) -> Solver:
             anyio.from_thread.run(partial(Conversation(state, recorder, offer, stand.pack).run))
 
         world = stand.worlds[case.world]
-        # The runner's code blocks on processes, so it runs in a thread. The conversation with the model runs in this
+        # The runner waits for processes, so it runs in a thread. The conversation with the model runs in this
         # loop.
         await anyio.to_thread.run_sync(runner.trial, case, world, state.epoch, folder, play, stand.open_scene)
         return state
@@ -142,7 +142,7 @@ class Conversation:
         self._reached = 0
 
     async def run(self) -> None:
-        """Take turns until the model makes no call. Raises LimitReached if it never stops."""
+        """Run turns of the model until it makes no call. Raises LimitReached if it never stops."""
         system_text = system(self.offer, self.pack)
         self.state.messages = [ChatMessageSystem(content=system_text), ChatMessageUser(content=self.recorder.prompt)]
         tools = [self._tool(t["name"], t.get("description", ""), t["inputSchema"]) for t in self.offer.tools]
@@ -152,12 +152,12 @@ class Conversation:
             for _ in range(self.recorder.max_calls + EXTRA_TURNS):
                 if not await self._turn(tools):
                     return
-        except LimitExceededError as error:  # one of Inspect's own limits
+        except LimitExceededError as error:  # one of Inspect's own limits was reached
             raise LimitReached from error
         raise LimitReached
 
     async def _turn(self, tools: list[ToolDef]) -> bool:
-        """Play one turn of the model and answer its calls. Return whether it made calls."""
+        """Run one turn of the model and answer its calls. Return whether it made calls."""
         output = await get_model().generate(self.state.messages, tools)
         self.state.output = output
         self.state.messages.append(output.message)
@@ -171,7 +171,7 @@ class Conversation:
         before = self._reached
         answers = (await execute_tools(self.state.messages, tools)).messages
         self.state.messages += answers
-        # Also record the calls that Inspect rejected (an unknown tool, invalid arguments): the model did make them.
+        # Also record the calls that Inspect rejected (an unknown tool, invalid arguments), because the model made them.
         calls = {call.id: call for call in output.message.tool_calls}
         failed = [(m, m.error) for m in answers if isinstance(m, ChatMessageTool) and m.error is not None]
         turned_away = [(m.tool_call_id or "", error) for m, error in failed if error.type == "parsing"]
@@ -194,7 +194,7 @@ class Conversation:
 
             try:
                 return await anyio.to_thread.run_sync(work)
-            except (LimitReached, SceneDied) as error:  # reported to the runner, not to Inspect
+            except (LimitReached, SceneDied) as error:  # raised for the runner, not for Inspect
                 self._over = error
                 return "no more calls"
 

@@ -2,10 +2,10 @@
 
     python tools/attacks.py [PYTEST ARGUMENTS...]
 
-A test declares its attack: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`. Figures that a test
-records with `record_property("figure", ...)` are shown in its row. The client tests are the tests in files
-`test_*clients*.py` that need the real client. The exit code is 1 if an attack succeeded or a client failed, and 2 if
-a test was skipped.
+A test declares its attack with a marker: `@pytest.mark.attack("boundary", "reads the server's key from /proc")`.
+Figures that a test records with `record_property("figure", ...)` are shown in its row. The client tests are the tests
+in files `test_*clients*.py` that need the real client. The exit code is 1 if an attack succeeded or a client failed,
+and 2 if a test was skipped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pytest
 
 AREAS = {
     "spending": "Money: submits, caps, prices, receipts",
-    "ending": "Ends of machines, and providers that lie",
-    "person": "What only a person decides",
+    "ending": "Teardown of machines, and providers that send false replies",
+    "person": "Decisions that only a person may make",
     "boundary": "Jobs on this machine",
-    "text": "Foreign text",
+    "text": "Untrusted text",
     "secrets": "Secrets and private files",
     "files": "Files and paths",
     "ledger": "The ledger",
@@ -66,7 +66,7 @@ class Outcomes:
         items[:] = chosen
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one test of any worker. `tests/conftest.py` copies the marker into the test's properties."""
+        """Count one test from any worker. `tests/conftest.py` copies the marker to the test's properties."""
         declared = next(((n, value) for n, value in report.user_properties if n in {"attack", "client"}), None)
         if declared is None or (report.passed and report.when != "call"):
             return
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(attacks: list[Attack]) -> str:
-    """Return the table: for each area a title, then a row for each attack in alphabetical order."""
+    """Return the table: for each area, a title and a row for each attack in alphabetical order."""
     areas: dict[str, list[Attack]] = defaultdict(list)
     for attack in attacks:
         areas[attack.area].append(attack)
@@ -110,7 +110,7 @@ def table(attacks: list[Attack]) -> str:
 
 
 def table_of_clients(clients: list[Attack]) -> str:
-    """Return a row for each platform and client, with the tests that passed."""
+    """Return a row for each platform and client, with the number of tests that passed."""
     lines = [
         "",
         "### The platforms' own clients",

@@ -1,4 +1,4 @@
-"""Build the tables of members: names in modules and members of classes that some releases lack.
+"""Build the tables of members: the module names and class members that exist in some releases only.
 
     python tools/build_members.py --wheels FOLDER [--only PACKAGE ...]
 
@@ -19,7 +19,7 @@ from signature_tables.members import Text, changes, read_text
 from signature_tables.wheels import python_files, wheel
 
 BULK = re.compile(r"transformers/models/|diffusers/(pipelines|modular_pipelines|models)/|torch/")
-"""Attributes that methods assign are left out for these files."""
+"""For these files, attributes that methods assign are omitted."""
 LEFT_OUT = re.compile(
     r"torch/(_inductor|_dynamo|_refs|_decomp|_export|ao|fx|onnx|jit|quantization|distributions|include)/"
 )
@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(
 def main() -> int:
     """Write the tables."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder in which the wheels are cached between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     args = ask.parse_args()
     releases: dict[str, list[str]] = json.loads((FOLDER / "releases.json").read_text(encoding="utf-8"))

@@ -4,7 +4,8 @@
     python tools/build_messages.py --list
 
 Reads the wheels that `tools/build_signatures.py` downloads, and writes one table for each package to
-`references/signatures/messages/`. `--list` prints how many messages match an entry's signature, and the others.
+`references/signatures/messages/`. `--list` prints how many messages match an entry's signature, and the messages that
+match none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TABLES = FOLDER / "messages"
 def main() -> int:
     """Write the tables, or list the messages without an entry."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, help="folder that keeps the wheels between runs")
+    ask.add_argument("--wheels", type=Path, help="folder in which the wheels are cached between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     ask.add_argument("--list", action="store_true")
     args = ask.parse_args()
@@ -64,7 +65,7 @@ def _read(package: str, version: str, wheels: Path) -> dict[str, set[Message]]:
 
 
 def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]]) -> dict[str, Any]:
-    """Return the messages of each file, each with its first and its last release."""
+    """Return the messages of each file, each with the first and the last release that contains it."""
     files: dict[str, dict[Message, list[int]]] = {}
     for number, release in enumerate(releases):
         for file, messages in release.items():
@@ -80,7 +81,7 @@ def table(versions: Sequence[str], releases: Sequence[Mapping[str, set[Message]]
 
 
 def listed() -> int:
-    """Print how many messages of the newest releases match an entry's signature, and the others."""
+    """Print how many messages of the newest releases match an entry's signature, and the messages that match none."""
     signatures = [(literal_of(p), compiled_signature(p)) for g in shipped().gotchas.values() for p in g.signatures]
     for path in sorted(TABLES.glob("*.json.xz")):
         content = json.loads(lzma.decompress(path.read_bytes()))

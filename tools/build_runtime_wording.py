@@ -2,9 +2,10 @@
 
     python tools/build_runtime_wording.py > server/gpuwarden/knowledge/runtime_wording.txt
 
-The messages are collected on this machine: strings of the interpreter and of the shells, errors and signals of the C
-library, and exceptions of Python's library and pip. A signature is listed if one such message contains all its fixed
-parts. Shells compose their messages, so for a shell each part may come from another message.
+The messages are collected on this machine: the strings in the interpreter and the shells, the C library's descriptions
+of errors and signals, and the exceptions of Python's standard library and pip. A signature is listed if one such
+message contains all its fixed parts. Shells compose their messages, so for a shell each part may come from a different
+message.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from gpuwarden.knowledge.signatures import parts
 
 HEADER = "# Signatures of a runtime's own wording: see tools/build_runtime_wording.py."
 SHELLS = ("/bin/bash", "/bin/sh")
-LEAST = 6  # characters of a message, and letters of a signature
-HALF = 5  # letters of each half of a part that a shell composes
+LEAST = 6  # minimum number of characters in a message, and of letters in a signature
+HALF = 5  # minimum number of letters in each half of a part that a shell composes
 _TEXT = re.compile(rb"[\x20-\x7e]{%d,}" % LEAST)
 _PREFIX = re.compile(r"^(?:(?:\w+\.)*\w*(?:Error|Exception): ?|\[Errno \d+\] ?)+")
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages"}
@@ -34,12 +35,12 @@ _LOGGERS = {"error", "warning", "critical", "info"}
 
 
 def binary(path: Path) -> set[str]:
-    """Return the readable texts of a compiled file."""
+    """Return the printable strings in a compiled file."""
     return {match.group().decode() for match in _TEXT.finditer(path.read_bytes())} if path.is_file() else set()
 
 
 def template(node: ast.expr) -> str:
-    """Return the text that an expression builds, with {} for filled-in values; empty if it does not build text."""
+    """Return the text that an expression builds, with {} for inserted values; empty if it does not build text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -82,7 +83,7 @@ def harvest() -> dict[str, list[str]]:
 
 
 def covers(messages: dict[str, list[str]], fixed: list[str], choices: list[str]) -> bool:
-    """Return whether one program prints all fixed parts of a signature, and any program each of its alternatives."""
+    """Return whether one program prints all fixed parts of a signature, and some program prints each alternative."""
     whole = {name: "\n".join(texts) for name, texts in messages.items()}
     one = any(all(part in text for part in fixed) for texts in messages.values() for text in texts)
     composed = any(all(_composed(part, whole[shell]) for part in fixed) for shell in SHELLS)

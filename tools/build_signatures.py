@@ -2,8 +2,8 @@
 
     python tools/build_signatures.py --wheels FOLDER [--only PACKAGE ...]
 
-Downloads the releases that `references/signatures/releases.json` lists into FOLDER, reads them as text, and writes
-one table for each package beside the list. The output is deterministic for a list. To add a release, add it to the
+Downloads the releases that `references/signatures/releases.json` lists into FOLDER, reads them as text, and writes one
+table for each package to the folder of the list. The output depends only on the list. To add a release, add it to the
 list.
 """
 
@@ -22,13 +22,13 @@ from signature_tables.wheels import modules_of, wheel
 
 FOLDER = Path(__file__).resolve().parent.parent / "references" / "signatures"
 FORMER = {"lightning": ("pytorch-lightning", "1.")}
-"""package -> (the name of its first releases, the prefix of their versions)"""
+"""package -> (its former name, the version prefix of the releases under that name)"""
 
 
 def main() -> int:
     """Write the tables."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder in which the wheels are cached between runs")
     ask.add_argument("--only", nargs="+", default=(), metavar="PACKAGE")
     args = ask.parse_args()
     args.wheels.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def main() -> int:
 
 def build(package: str, versions: list[str], wheels: Path) -> bytes:
     """Return the compressed table of a package's releases."""
-    # The cache of a file is valid until the reader changes.
+    # The cached results are valid until the code that reads the files changes.
     reader = hashlib.sha256(Path(modules.__file__).read_bytes()).hexdigest()[:12]
     kept = wheels / f"{package}.{reader}.read"
     memo: dict[str, bytes] = pickle.loads(kept.read_bytes()) if kept.exists() else {}  # noqa: S301 - written by this command

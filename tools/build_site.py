@@ -78,7 +78,7 @@ def main() -> int:
     command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean", "-f", config]
     code = subprocess.run(command, cwd=BUILD, check=False).returncode
     if not code:
-        (BUILD / "site").rename(SITE)  # Zensical writes below its configuration only
+        (BUILD / "site").rename(SITE)  # Zensical writes only to folders below its configuration file
     broken = [] if code else list(broken_links(SITE))
     for line in broken:
         print(line)
@@ -95,7 +95,7 @@ def toml(value: object) -> str:
 
 
 class Pages:
-    """Writer of the site's Markdown pages below `target`."""
+    """Writes the site's Markdown pages below `target`."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -138,7 +138,7 @@ class Pages:
         return place
 
     def relinked(self, text: str, source: str) -> str:
-        """Return the text of a repository file with its links, page names and ids pointing to the site's pages."""
+        """Return the text of a repository file whose links, page names and ids point to the site's pages."""
         place = self.places[source]
         parts = FENCED.split(text)
         return "".join(p if n % 2 else self._linked(p, source, place) for n, p in enumerate(parts))
@@ -208,7 +208,7 @@ class Pages:
 
 
 def relative(place: str, of: str) -> str:
-    """Return the relative link to a page from another page."""
+    """Return the relative link from one page to another."""
     return posixpath.relpath(place, posixpath.dirname(of) or ".")
 
 
@@ -232,7 +232,7 @@ def plain(text: str) -> str:
 
 
 class Anchors(HTMLParser):
-    """Reader of a page's links and ids."""
+    """Reads a page's links and ids."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Anchors(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Collect the ids, and the links and sources of the page."""
+        """Collect the ids, links and sources of a tag."""
         for key, value in attrs:
             if key in {"id", "name"} and value:
                 self.ids.add(value)

@@ -2,9 +2,9 @@
 
     python tools/check_advice.py --wheels FOLDER
 
-The dates come from `static_analysis/signatures/advice.py`, and from the tables for each argument with advice in it. For
-each date, the last release with the argument and the first release without it are downloaded into FOLDER and read as
-text. The exit code is 1 if a date is wrong.
+The dates are those in `static_analysis/signatures/advice.py`, and those in the tables for each argument that has advice
+there. For each date, the last release with the argument and the first release without it are downloaded into FOLDER and
+read as text. The exit code is 1 if a date is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CLASS = re.compile(r"\w*(?:Trainer|TrainingArguments|Config)")
 
 
 def main() -> int:
-    """Print each date with the finding in the wheels, and return 1 if one is wrong."""
+    """Print each date with what the wheels contain, and return 1 if a date is wrong."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    ask.add_argument("--wheels", type=Path, required=True, help="folder that keeps the wheels between runs")
+    ask.add_argument("--wheels", type=Path, required=True, help="folder in which the wheels are cached between runs")
     folder = ask.parse_args().wheels
     folder.mkdir(parents=True, exist_ok=True)
     wrong = 0
@@ -44,7 +44,7 @@ Row = tuple[str, str, str, str, tuple[bool, bool]]
 
 
 def loading(folder: Path) -> Iterator[Row]:
-    """Yield the arguments of `from_pretrained`, which removes them from `kwargs` in releases before their date."""
+    """Yield the arguments of `from_pretrained`. In releases before their date, it takes them from `kwargs`."""
     known = table("transformers")
     assert known is not None
     for name, (since, _) in LOADING.items():
@@ -58,7 +58,7 @@ def loading(folder: Path) -> Iterator[Row]:
 
 
 def arguments(folder: Path) -> Iterator[Row]:
-    """Yield the arguments with advice that a trainer or a configuration declared in an older release only."""
+    """Yield the arguments with advice that a trainer or a configuration declares only in an older release."""
     for package in ("transformers", "trl"):
         known = table(package)
         assert known is not None
@@ -76,7 +76,7 @@ def arguments(folder: Path) -> Iterator[Row]:
 
 
 def takes(path: Path, qualified: str, argument: str) -> bool:
-    """Return whether a class of a wheel declares a field, or an argument of its constructor."""
+    """Return whether a class in a wheel declares a field or an argument of its constructor with this name."""
     module, _, name = qualified.rpartition(".")
     files = files_of(path)
     stem = module.replace(".", "/")

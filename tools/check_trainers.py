@@ -4,11 +4,12 @@
 
 Two releases are read for every package of the trainers' headers: the newest within the header's bounds, which a job
 installs today, and the newest of all. pip downloads them, with its own settings. No release is installed or executed:
-signatures are read from the sources in the wheel. `--wheels` takes the releases from a folder instead of an index. The
-check also compares the gate's tables: it reports a name that PF-API-001 calls gone and that a release has.
+signatures are read from the sources in the wheel. `--wheels` reads the releases from a folder instead of an index. The
+check also compares the gate's tables: it reports a name that exists in a release although PF-API-001 says that it was
+removed.
 
-Exit code: 0 nothing is missing, 1 a release within the bounds lacks a name, 3 only a release beyond them does, 2 a
-release could not be downloaded or read. A scheduler should report any code other than 0.
+Exit code: 0 if nothing is missing, 1 if a release within the bounds lacks a name, 3 if only a release beyond them lacks
+one, 2 if a release could not be downloaded or read. A scheduler should report any code other than 0.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from gpuwarden.static_analysis.signatures.history import history
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "skills" / "gpu-training" / "scripts"
-# The gate's table of arguments is about these classes.
+# The classes that the gate's table of arguments describes.
 CONFIGS = (("transformers", "TrainingArguments"), ("trl", "SFTConfig"), ("trl", "DPOConfig"), ("trl", "GRPOConfig"))
 
 
 def bounds(scripts: Iterable[Path]) -> dict[str, str]:
-    """Return package -> the requirement of the trainers' headers."""
+    """Return package -> the requirement in the trainers' headers."""
     found: dict[str, str] = {}
     for script in scripts:
         text = script.read_text(encoding="utf-8").partition("# ///\n")[0]
@@ -66,7 +67,7 @@ def download(wanted: str, folder: Path, wheels: Path | None) -> Release | None:
 
 
 def lacking(uses: Mapping[Use, set[str]], library: Library) -> Iterator[str]:
-    """Yield a line for each use that the releases lack."""
+    """Yield a line for each name that is used but missing from the releases."""
     for use in sorted(uses):
         if library.has(use) is False:
             release = library.release_of(use.module)
@@ -75,16 +76,16 @@ def lacking(uses: Mapping[Use, set[str]], library: Library) -> Iterator[str]:
 
 
 def back(library: Library) -> Iterator[str]:
-    """Yield a line for each argument that the gate calls gone and that a configuration has."""
+    """Yield a line for each argument that the gate considers removed but a configuration still has."""
     for name in ARGUMENTS:
         for module, config in CONFIGS:
             gone = history(module, config, name).gone_in
             if gone and library.has(Use(module, config, "", name)):
-                yield f"{module}.{config} has {name}, which PF-API-001 calls gone since {MODULES[module]} {gone}"
+                yield f"{module}.{config} has {name}, which PF-API-001 considers removed since {MODULES[module]} {gone}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Compare, and print the missing names."""
+    """Compare the trainers with the releases, and print the missing names."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--wheels", type=Path, default=None, help="folder of wheels to use instead of an index")
     ask.add_argument("--keep", type=Path, default=None, help="folder that keeps the downloaded wheels")
@@ -115,7 +116,7 @@ def _report(title: str, uses: Mapping[Use, set[str]], found: Mapping[str, Releas
     lines = [*lacking(uses, library), *back(library)]
     names = ", ".join(f"{release.package} {release.version}" for release in library.releases.values())
     read = sum(library.has(use) is not None for use in uses)
-    print(f"{title}: {names}: {read} uses, {len(lines)} to look at", *lines, sep="\n  ")
+    print(f"{title}: {names}: {read} uses, {len(lines)} to review", *lines, sep="\n  ")
     return code if lines else 0
 
 

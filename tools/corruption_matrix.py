@@ -1,10 +1,10 @@
-"""Damage a file of every format in every way, and print the verification level that detects it as a Markdown table.
+"""Damage a file of every format in every way, and print which verification level detects it, as a Markdown table.
 
     python tools/corruption_matrix.py [--formats NAME...] [--write PAGE]
 
-Each file is written by its format's own library; a format is left out if its library is missing. Every case is also
-verified against a manifest that was created before the damage. `--write` puts the table into a page between its marks.
-The exit code is 1 if a manifest missed a damage, or if an intact file was not proven.
+Each file is written by its format's own library; a format is omitted if its library is missing. Every case is also
+verified against a manifest that was created before the damage. `--write` inserts the table into a page between its
+markers. The exit code is 1 if verification with a manifest misses any damage, or if an intact file is not proven.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def torch_zip(folder: Path, seed: int, *, zipped: bool = True) -> str:
 
 
 def torch_legacy(folder: Path, seed: int) -> str:
-    """Write torch's legacy format, without zip."""
+    """Write a file in torch's legacy format, without zip."""
     return torch_zip(folder, seed, zipped=False)
 
 
 def dcp(folder: Path, seed: int) -> str:
-    """Write a distributed checkpoint of torch."""
+    """Write a torch distributed checkpoint."""
     import torch
     import torch.distributed.checkpoint as library
 
@@ -84,13 +84,13 @@ def dcp(folder: Path, seed: int) -> str:
 
 
 def npz(folder: Path, seed: int) -> str:
-    """Write an archive of numpy."""
+    """Write a numpy archive."""
     np.savez(folder / "model.npz", **weights(seed))
     return "model.npz"
 
 
 def npz_packed(folder: Path, seed: int) -> str:
-    """Write a compressed archive of numpy."""
+    """Write a compressed numpy archive."""
     np.savez_compressed(folder / "model.npz", **weights(seed))
     return "model.npz"
 
@@ -176,7 +176,7 @@ def msgpack(folder: Path, seed: int) -> str:
 
 
 def baselines(folder: Path, seed: int) -> str:
-    """Write an archive of Stable-Baselines3."""
+    """Write a Stable-Baselines3 archive."""
     import torch
 
     state = {name: torch.from_numpy(array) for name, array in weights(seed).items()}
@@ -189,7 +189,7 @@ def baselines(folder: Path, seed: int) -> str:
 
 
 def texts(folder: Path, seed: int) -> str:
-    """Write a config of some length."""
+    """Write a long JSON config."""
     rows = {
         f"key{i}": [int(n) for n in row]
         for i, row in enumerate(np.random.default_rng(seed).integers(0, 999, (300, 30)))
@@ -233,7 +233,7 @@ FORMATS: dict[str, tuple[Callable[[Path, int], str], str]] = {
 
 @dataclass
 class Target:
-    """An intact file's bytes, the range of one tensor in them, and another file of the same sizes."""
+    """An intact file's bytes, the range of one tensor in it, and another file of the same size."""
 
     data: bytes
     start: int
@@ -242,7 +242,7 @@ class Target:
 
     @property
     def middle(self) -> int:
-        """Return an offset in the middle of the tensor, at an element."""
+        """Return the offset of an element in the middle of the tensor."""
         return self.start + (self.end - self.start) // 2 // 4 * 4
 
     @property
@@ -252,7 +252,7 @@ class Target:
 
 
 def put(t: Target, at: int, piece: bytes) -> bytes:
-    """Return the data with some bytes replaced and the same size."""
+    """Return the data with some bytes replaced, at the same size."""
     return (t.data[:at] + piece + t.data[at + len(piece) :])[: len(t.data)]
 
 
@@ -319,20 +319,20 @@ def swap_order(t: Target) -> bytes:
 
 
 def target(path: Path, other: bytes) -> Target:
-    """Return an intact file with the range of a tensor, or of its middle half if it has no uncompressed tensor."""
+    """Return an intact file with the range of a tensor, or of the file's middle half if no tensor is uncompressed."""
     data = path.read_bytes()
     with Source(path) as source:
         plugin = reader(path.name, source.head())
         found = plugin.read(source, Limits()) if plugin else None
     placed = [t for t in found.tensors if t.start >= 0 and t.extent > 8 * PAGE] if found else []
-    if not placed:  # compressed, or a text
+    if not placed:  # a compressed file or a text file
         return Target(data, len(data) // 4, len(data) * 3 // 4, other)
     middle = placed[len(placed) // 2]
     return Target(data, middle.start, middle.start + middle.extent, other)
 
 
 def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
-    """Return the sign of the level that detects the damage without a manifest, and whether the manifest detects it."""
+    """Return the symbol of the level that detects the damage without a manifest, and whether a manifest detects it."""
     sealed = verify(folder, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
     if verify(folder, Level.STRUCTURE).verdict is Verdict.REFUTED:
         return "S", sealed
@@ -341,7 +341,7 @@ def noticed(folder: Path, listing: Manifest) -> tuple[str, bool]:
 
 
 def column(name: str) -> dict[str, str]:
-    """Return kind of damage -> sign, for one format. Raises AssertionError if an intact file or a manifest fails."""
+    """Return kind of damage -> symbol, for one format. Raises AssertionError for the cases that lead to exit code 1."""
     write = FORMATS[name][0]
     with tempfile.TemporaryDirectory() as made, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -368,7 +368,7 @@ def column(name: str) -> dict[str, str]:
 
 
 def table(names: list[str]) -> str:
-    """Return the table of some formats in Markdown."""
+    """Return the table for some formats in Markdown."""
     columns = {name: column(name) for name in names}
     rows = [f"| damage | {' | '.join(columns)} |", f"|---|{':-:|' * len(columns)}"]
     rows += [f"| {kind} | {' | '.join(signs[kind] for signs in columns.values())} |" for kind in DAMAGE]
@@ -390,7 +390,7 @@ def main() -> int:
     here = [name for name in args.formats if importlib.util.find_spec(FORMATS[name][1]) is not None]
     for name in args.formats:
         if name not in here:
-            print(f"{name} is left out: {FORMATS[name][1]} is not installed", file=sys.stderr)
+            print(f"{name} is omitted: {FORMATS[name][1]} is not installed", file=sys.stderr)
     try:
         text = table(here)
     except AssertionError as why:

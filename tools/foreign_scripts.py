@@ -4,10 +4,11 @@
     python tools/foreign_scripts.py check FOLDER [--unseen | --home] [--verbose]
     python tools/foreign_scripts.py seed FOLDER [--unseen | --home] [--verbose]
 
-`fetch` puts the scripts that `tests/corpus/foreign_scripts.jsonl` lists by repository, commit and path into a folder;
-they are never committed. `check` submits each on two platforms and compares the refusals with the labels of a reader;
-the exit code is 1 for a refusal with another reason and for an internal error. `seed` puts one fault of each kind into
-scripts, and prints the share that is refused, or refused or warned about, by kind.
+`fetch` downloads the scripts that `tests/corpus/foreign_scripts.jsonl` lists by repository, commit and path into a
+folder; they are never committed. `check` submits each script on two platforms and compares the refusals with manual
+labels; the exit code is 1 if a refusal has another reason, and after an internal error. `seed` inserts one fault of
+each kind into scripts, and prints for each kind the share that is refused, and the share that is refused or warned
+about.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def main(words: Sequence[str] | None = None) -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("what", choices=("fetch", "check", "seed"))
     ask.add_argument("folder", type=Path, help="folder of the scripts")
-    ask.add_argument("--from", dest="mirrors", type=Path, default=None, help="a folder of git directories owner+name")
+    ask.add_argument("--from", dest="mirrors", type=Path, default=None, help="folder of git directories, owner+name")
     ask.add_argument("--home", action="store_true", help="only the scripts that the gate was developed on")
     ask.add_argument(
-        "--unseen", action="store_true", help="only the held-out scripts, which were not read during work on the gate"
+        "--unseen", action="store_true", help="only the held-out scripts, which were not used to develop the gate"
     )
-    ask.add_argument("--verbose", action="store_true", help="print each finding that counts")
+    ask.add_argument("--verbose", action="store_true", help="print each finding that is counted")
     asked = ask.parse_args(words)
     if asked.what == "fetch":
         lost = list(fetch(asked.folder, asked.mirrors))
@@ -72,20 +73,20 @@ def check(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
     median = sorted(seconds)[len(seconds) // 2] if seconds else 0.0
     print(
         f"{len(chosen)} scripts on {len(PLATFORMS)} platforms: {passed} passed, {right} refused for the labelled "
-        f"reasons, {wrong} for another, {errors} internal errors; {median:.2f} s of CPU at the median"
+        f"reasons, {wrong} for another, {errors} internal errors; median CPU time {median:.2f} s"
     )
     return int(bool(wrong or errors))
 
 
 def seed(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
-    """Put faults into scripts; print by kind how many are refused, and how many are refused or warned about."""
+    """Insert faults into scripts; print by kind how many are refused, and how many are refused or warned about."""
     before: dict[tuple[str, str], list[Finding]] = {}
     refused: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     number: Counter[str] = Counter()
 
     def fresh(fault: Seed) -> list[Finding]:
-        """Return the findings that the fault adds to those of the original script."""
+        """Return the findings that are new compared with the original script."""
         key = fault.script.name, fault.job.platform
         if key not in before:
             before[key] = findings(job_of(fault.script, folder, fault.job.platform))

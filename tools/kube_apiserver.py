@@ -2,9 +2,9 @@
 
     python tools/kube_apiserver.py
 
-The programs are in none of the registries that this project uses. Debian 12 has their complete source (Kubernetes 1.20,
-which is unsupported: for tests on loopback only) and a Go that builds it offline, in about ten minutes. The folder is
-in ~/.cache; later calls reuse it. The package lists of this machine are not changed.
+None of the registries that this project uses contains the programs. Debian 12 provides their complete source
+(Kubernetes 1.20, which is unsupported: use it only for tests on loopback) and a Go version that builds it offline, in
+about ten minutes. The folder is in ~/.cache; later calls reuse it. The package lists of this machine are not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Return the unpacked source, fetched from the package sources of this machine."""
+    """Return the folder of the unpacked source, fetched from this machine's package sources."""
     found = sorted(path for path in folder.glob("kubernetes-*") if path.is_dir())
     if found:
         return found[-1]
@@ -64,7 +64,7 @@ def fetch(folder: Path) -> Path:
 
 
 def build(source: Path, target: Path) -> None:
-    """Build the programs in a Go workspace of the folder, offline: the modules are vendored."""
+    """Build the programs in a Go workspace inside the folder, offline, because the modules are vendored."""
     workspace = FOLDER / "go"
     link = workspace / "src" / ROOT
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -82,12 +82,13 @@ def build(source: Path, target: Path) -> None:
     described = {
         str(Path(folder).relative_to(source))
         for top in ("pkg", "vendor/k8s.io", "plugin", "cmd")
-        for folder, _, names in os.walk(source / top, followlinks=True)  # vendor/k8s.io has links into staging
+        # vendor/k8s.io contains symbolic links to staging
+        for folder, _, names in os.walk(source / top, followlinks=True)
         if "testdata" not in folder
         and not OTHERS.search(f"{folder}/")
         and any(name.endswith(".go") and b"+k8s:openapi-gen=" in Path(folder, name).read_bytes() for name in names)
     }
-    # The API server's OpenAPI description of its types, which Debian generates when it builds the package.
+    # Generate the OpenAPI description of the API server's types, as Debian's package build does.
     run(
         [
             target / "openapi-gen", "--logtostderr", "-i", ",".join(f"{ROOT}/{name}" for name in sorted(described)),

@@ -2,7 +2,7 @@
 
     python tools/llama_cpp.py
 
-The source is downloaded into ~/.cache and built there, which takes minutes. Later calls reuse it.
+The source is downloaded to ~/.cache and built there, which takes several minutes. Later calls reuse the build.
 """
 
 from __future__ import annotations

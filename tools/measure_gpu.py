@@ -3,12 +3,12 @@
     python tools/measure_gpu.py TRAINER --model ID --dataset ID [--steps N] [--here] [--at FILE] [-- more flags]
     python tools/measure_gpu.py --table [--write references/hardware.md]
 
-The trainer runs with `uv run`, as in a job, or with `--here` in this interpreter and its libraries. The result is added
-as a line to `references/measured-gpus.jsonl`, which corrects the estimates of the submit gate; `--at` names another
-file. A run on a CPU (`--here --at FILE -- --cpu`) tries the command; it can't be recorded in the default file.
-`--table` prints the measured runs beside our estimates, with "not measured" for the others.
+The trainer runs with `uv run`, as in a job, or, with `--here`, in this interpreter with its libraries. The result is
+appended as a line to `references/measured-gpus.jsonl`, which corrects the submit gate's estimates; `--at` names another
+file. Use a run on a CPU (`--here --at FILE -- --cpu`) to test the command; it can't be recorded in the default file.
+`--table` prints the measured runs next to gpuwarden's estimates, and "not measured" for trainers without a run.
 
-Exit code: 0 recorded; 1 the run can't be recorded, with the reason; else the exit code of the trainer.
+Exit code: 0 if the run was recorded; 1, with the reason, if it can't be recorded; otherwise the trainer's exit code.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--dataset")
     ask.add_argument("--steps", type=int, default=30, help=f"optimizer steps, at least {LEAST} (default: 30)")
     ask.add_argument("--here", action="store_true", help="use this interpreter's libraries instead of uv")
-    ask.add_argument("--at", type=Path, default=measured_file(), help="the file that gets the line")
+    ask.add_argument("--at", type=Path, default=measured_file(), help="the file to append the line to")
     ask.add_argument("--table", action="store_true", help="print the table")
-    ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced by the table")
+    ask.add_argument("--write", type=Path, default=None, help="page in which the table replaces the marked block")
     given = list(sys.argv[1:] if words is None else words)
     cut = given.index("--") if "--" in given else len(given)
     asked = ask.parse_args(given[:cut])
@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"the run can't be recorded: {error}", file=sys.stderr)
         return 1
     if made.gpu == CPU and asked.at == measured_file():
-        print("a run on a CPU calibrates nothing; name another file with --at", file=sys.stderr)
+        print("a run on a CPU can't calibrate estimates; name another file with --at", file=sys.stderr)
         return 1
     with asked.at.open("a", encoding="utf-8") as file:
         file.write(made.model_dump_json() + "\n")
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def trained() -> tuple[str, ...]:
-    """Return the shipped trainers that train."""
+    """Return the names of the shipped trainers, without the one that only converts a model."""
     return tuple(name for name in trainer_names() if name != "merge_and_gguf")
 
 
@@ -87,7 +87,7 @@ def measured_of(trainer: str, model: str, result: dict[str, Any], day: date) -> 
     """Return a trainer's run as data. Raises ValueError or KeyError if the result lacks information."""
     plan, settings, figures = result["plan"], result["settings"], result["figures"]
     if plan["world"] != 1 or result["resumed_from"]:
-        raise ValueError("only a run of one process from its first step is measured")
+        raise ValueError("a run must start at the first step and use one process to be measured")
     card = plan["device"]
     known = gpu_of(card)
     if card != CPU and known is None:
@@ -107,7 +107,7 @@ def measured_of(trainer: str, model: str, result: dict[str, Any], day: date) -> 
 
 
 def table(runs: Sequence[Measured]) -> str:
-    """Return the measured runs of every trainer beside the estimates, in Markdown."""
+    """Return the measured runs of every trainer next to the estimates, in Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for name in trained():
         mine = sorted((r for r in runs if r.trainer == name), key=lambda r: (r.parameters, r.card, r.date))
@@ -117,7 +117,7 @@ def table(runs: Sequence[Measured]) -> str:
 
 
 def cells_of(run: Measured) -> list[str]:
-    """Return a run's cells. The estimate is uncorrected: one that this run corrected would agree with it."""
+    """Return a run's cells. The estimate is computed without this run's correction."""
     shape = f"{run.method}, {run.micro_batch} x {run.max_length or 'whole'}, {run.precision}{', fast' * run.fast}"
     tokens = f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else "none read"
     need = vram(run_measured(run), ())
@@ -126,7 +126,7 @@ def cells_of(run: Measured) -> list[str]:
 
 
 def show(text: str, page: Path | None) -> int:
-    """Print a table, and put it into the marked block of a page."""
+    """Print a table, and insert it into the marked block of a page."""
     print(text)
     if page:
         before, rest = page.read_text(encoding="utf-8").split(MARKS[0], 1)

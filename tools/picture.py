@@ -2,7 +2,7 @@
 
     python tools/picture.py FILE
 
-The ledger's table at the end is left out: it is long and contains times of day.
+The ledger's table at the end is omitted, because it is long and contains times of day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 WIDTH = 112
 EVENT = re.compile(r"\d\d:\d\d:\d\d ")
 FONT_FILES = re.compile(r"\s*@font-face \{.*?\n    \}", re.DOTALL)
-UNIQUE_ID = "gpuwarden"  # the default of rich is a digest of the text, and would change every line of the file
+UNIQUE_ID = "gpuwarden"  # rich's default is a digest of the text, and would change every line of the file
 
 
 def main(target: Path) -> int:
@@ -41,7 +41,7 @@ def story(printed: str) -> Text:
     shown = [Text("$ make demo ARGS=--yes", style="bold")]
     for line in lines[:first]:
         line.rstrip()
-        if line.plain or shown[-1].plain:  # a progress bar leaves an empty line behind
+        if line.plain or shown[-1].plain:  # an erased progress bar is an empty line
             shown.append(line)
     return Text("\n").join(shown)
 

@@ -1,10 +1,10 @@
-"""Check the diagnosis on public logs of healthy runs. The list has addresses only: the texts are not ours to publish.
+"""Check the diagnosis on public logs of healthy runs. The list contains addresses, not the logs' texts.
 
     python tools/public_logs.py                      # fetches each file of tests/corpus/logs/public.jsonl
     python tools/public_logs.py --mirror FOLDER      # reads OWNER+NAME/repo, git repositories, instead
 
 Each log was reviewed: it ends with metrics or a finished epoch and contains no failure. The exit code is 1 if the
-diagnosis or the search returns an entry for one of them.
+diagnosis or the search returns an entry for any of the logs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def content(row: dict[str, str], mirror: Path | None) -> bytes:
 
 
 def main() -> int:
-    """Print each log that got a diagnosis or an entry, and the counts."""
+    """Print each log for which a diagnosis or an entry was returned, and the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path)
     mirror = parser.parse_args().mirror

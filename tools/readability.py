@@ -1,10 +1,10 @@
-"""Measure how the code reads: its vocabulary, its one-use helpers, its smallest modules and its import cycles.
+"""Measure how readable the code is: its vocabulary, its one-use helpers, its smallest modules and its import cycles.
 
     python tools/readability.py [--check] [FOLDER...]
     python tools/readability.py --markdown [--check] [FILE or FOLDER...]
 
-With `--markdown` only the vocabulary is counted, in pages: text outside of code, and the sentences of YAML in front
-matter and entries. Quotations from logs and users (symptom, signatures, examples, aliases) are not counted.
+With `--markdown`, only the vocabulary of pages is counted: the text outside code, and the sentences in the YAML of
+front matter and entries. Quotations from logs and users (symptom, signatures, examples, aliases) are not counted.
 
 The limits are the highest values found among nine well-read projects (anyio, attrs, click, httpx, huggingface_hub,
 packaging, rich, starlette, submitit). `--check` exits with 1 if a limit is exceeded.
@@ -56,7 +56,7 @@ _NOT_PROSE = re.compile(r"(?s)^ *```.*?^ *```$|<!-- generated:\w+ -->.*?<!-- /ge
 
 
 def main() -> int:
-    """Print the measures of each folder; return 1 with `--check` if one is over its limit."""
+    """Print the measures of each folder; with `--check`, return 1 if one exceeds its limit."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     ask.add_argument("--check", action="store_true")
     ask.add_argument("--list", choices=[*PER_10_000_WORDS, "one-use", "small", "verbs"], help="list the places instead")
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def chosen(names: Iterable[str], ending: str) -> Iterator[Path]:
-    """Yield the files with this ending that are named or are below a named folder."""
+    """Yield the files with this extension that are named or are in a named folder."""
     for name in names:
         path = ROOT / name
         found = [path] if path.is_file() else sorted(path.rglob(f"*{ending}"))
@@ -85,7 +85,7 @@ def chosen(names: Iterable[str], ending: str) -> Iterator[Path]:
 
 
 def vocabulary(files: list[Path]) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and limit of every phrase that is counted."""
+    """Yield the name, value and limit of every phrase that is counted."""
     texts = [piece for path in files for _, piece in prose(path)]
     words = sum(len(_WORD.findall(text)) for text in texts)
     for name, (pattern, limit) in PER_10_000_WORDS.items():
@@ -95,7 +95,7 @@ def vocabulary(files: list[Path]) -> Iterator[tuple[str, float, float]]:
 
 
 def measures(files: list[Path]) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and limit of every measure of code."""
+    """Yield the name, value and limit of every measure of code."""
     yield from vocabulary(files)
     docs = [doc for path in files for _, doc in docstrings(path)]
     yield "docstrings without a verb", share(sum(bool(NOT_A_VERB.match(d)) for d in docs), docs), NOT_A_VERB_LIMIT
@@ -103,7 +103,7 @@ def measures(files: list[Path]) -> Iterator[tuple[str, float, float]]:
     yield "helpers used once", share(sum(once for _, _, once in functions), functions), ONE_USE_LIMIT
     lengths = [path.read_text("utf-8").count("\n") for path in files if path.name != "__init__.py"]
     yield f"modules under {SMALL_LINES} lines", share(sum(n < SMALL_LINES for n in lengths), lengths), SMALL_LIMIT
-    print(f"{len(functions):,} functions, {len(lengths)} modules of a median of "
+    print(f"{len(functions):,} functions, {len(lengths)} modules with a median of "
           f"{statistics.median(lengths):.0f} lines")  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every comment and of every string that has more than one word, or of a page's text."""
+    """Yield the line and text of every comment and every string of more than one word, or of a page's sentences."""
     source = path.read_text("utf-8")
     if path.suffix == ".md":
         yield from page_prose(source)
@@ -148,7 +148,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def page_prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of a page's sentences."""
+    """Yield the line and text of a page's sentences."""
     for block in _YAML.finditer(source):
         first = source.count("\n", 0, block.start())
         lines = block[0].split("\n")
@@ -162,7 +162,7 @@ def page_prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sentences(value: object) -> Iterator[str]:
-    """Yield the texts in YAML data that this project wrote."""
+    """Yield the texts in YAML data that are not quoted from others."""
     if isinstance(value, str) and " " in value:
         yield " ".join(value.split())
     elif isinstance(value, dict):
@@ -175,7 +175,7 @@ def sentences(value: object) -> Iterator[str]:
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the docstrings of functions, classes and modules."""
+    """Yield the line and text of the docstrings of functions, classes and modules."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             text = ast.get_docstring(node)
@@ -184,7 +184,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def helpers(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Yield line, name and "is a private helper that its module uses once" of every function."""
+    """Yield the line and name of every function, and whether it is a private helper that its module uses once."""
     tree = ast.parse(path.read_text("utf-8"))
     uses = Counter(
         n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute)

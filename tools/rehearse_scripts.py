@@ -2,12 +2,13 @@
 
     python tools/rehearse_scripts.py [FOLDER] [--unseen | --written] [--only REGEX] [--log FILE] [--most N]
 
-The default scripts are those of `tests/corpus/first_step`; FOLDER is a folder that `tools/foreign_scripts.py fetch`
-filled, and `--unseen` selects its held-out third. Each script is rehearsed unchanged; if it passes, it is rehearsed
-again with each fault that fits into it and that the gate neither refuses nor warns about. Models, tokenizer and rows
-are generated, so no request goes to the Hub. `--log` records each outcome, and an interrupted run resumes from it.
-`--written` takes the scripts and faults of `tests/corpus/first_step_unseen.jsonl`, fetches the scripts that FOLDER
-lacks (`--from` a folder of git directories), and counts a fault as found only if the message has the expected words.
+The default scripts are those in `tests/corpus/first_step`; FOLDER is a folder filled by `tools/foreign_scripts.py
+fetch`, and `--unseen` selects its held-out third. Each script is rehearsed unchanged; if it passes, it is rehearsed
+again with each fault that can be inserted into it and that the gate neither refuses nor warns about. Models, tokenizer
+and rows are generated, so no request is sent to the Hub. `--log` records each outcome, and an interrupted run resumes
+from the log. `--written` uses the scripts and faults in `tests/corpus/first_step_unseen.jsonl`, fetches the scripts
+that FOLDER lacks (with `--from`, from a folder of git directories), and counts a fault as found only if the message
+contains the expected words.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Row = dict[str, Any]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Rehearse, and print the table."""
+    """Rehearse the scripts, and print the table."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("folder", type=Path, nargs="?", default=None)
     ask.add_argument("--unseen", action="store_true")
@@ -43,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
     ask.add_argument("--from", dest="mirrors", type=Path, default=None)
     ask.add_argument("--only", default="")
     ask.add_argument("--log", type=Path, default=None)
-    ask.add_argument("--most", type=int, default=100, help="faults per script, at most")
+    ask.add_argument("--most", type=int, default=100, help="maximum number of faults per script")
     asked = ask.parse_args(words)
     done = [json.loads(line) for line in asked.log.read_text().splitlines()] if asked.log and asked.log.exists() else []
     known = {(row["script"], row["kind"]): row for row in done}
@@ -58,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def rows(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterator[Row]:
-    """Yield the outcomes that the log does not have."""
+    """Rehearse the scripts and faults that are not in the log, and yield the outcomes."""
     for name, text, args in chosen(asked):
         if (name, "") not in done:
             done[name, ""] = outcome(name, "", text, args)
@@ -73,7 +74,7 @@ def rows(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterato
 
 
 def written(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterator[Row]:
-    """Yield the outcomes of the written faults that the log does not have."""
+    """Rehearse the written faults that are not in the log, and yield the outcomes."""
     listed = [c for c in cases(TESTS / "corpus/first_step_unseen.jsonl") if re.search(asked.only, f"{c.repo}/{c.path}")]
     lost = list(fetch(asked.folder, asked.mirrors, [Script(c.repo, c.commit, c.path) for c in listed]))
     assert not lost, lost
@@ -98,7 +99,7 @@ def written(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iter
 
 
 def chosen(asked: argparse.Namespace) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield name, text and arguments of the selected scripts."""
+    """Yield the name, text and arguments of the selected scripts."""
     if asked.folder is None:
         found = [(path.stem, path.read_text(encoding="utf-8"), ()) for path in sorted(SCRIPTS.glob("*.py"))]
     else:
@@ -108,7 +109,7 @@ def chosen(asked: argparse.Namespace) -> Iterator[tuple[str, str, tuple[str, ...
 
 
 def outcome(name: str, kind: str, text: str, args: tuple[str, ...], case: Case | None = None) -> Row:
-    """Rehearse one text, with the files of a case."""
+    """Rehearse the text of one script, with the files of a case."""
     with tempfile.TemporaryDirectory() as folder:
         inputs = {path: Path(folder, path) for path, _ in case.files} if case else {}
         for path, content in case.files if case else ():
@@ -125,8 +126,8 @@ def table(done: list[Row]) -> str:
     seen = [row for row in done if row["outcome"] != "static"]
     bases, faults = ([row for row in seen if bool(row["kind"]) is seeded] for seeded in (False, True))
     ended = Counter(row["outcome"] for row in bases)
-    lines = [f"{len(bases)} scripts as they are: {', '.join(f'{n} {what}' for what, n in ended.most_common())}", ""]
-    lines += ["| fault | seeded | found | another found | called inconclusive | passed |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [f"{len(bases)} unchanged scripts: {', '.join(f'{n} {what}' for what, n in ended.most_common())}", ""]
+    lines += ["| fault | seeded | found | another fault found | inconclusive | passed |", "|---|--:|--:|--:|--:|--:|"]
     for kind in [*dict.fromkeys(row["kind"] for row in faults), "all"]:
         some = Counter(row["outcome"] for row in faults if kind in (row["kind"], "all"))
         counts = [some[what] for what in ("fault", "other fault", "stopped", "passed")]
@@ -137,8 +138,8 @@ def table(done: list[Row]) -> str:
         lines += [
             "",
             (
-                f"{median(seconds):.0f} s at the median, {seconds[-1]:.0f} at most, {over} over 60 s; "
-                f"{median(cpu):.0f} s of processor time at the median, {cpu[-1]:.0f} at most"
+                f"median {median(seconds):.0f} s, maximum {seconds[-1]:.0f} s, {over} over 60 s; "
+                f"processor time: median {median(cpu):.0f} s, maximum {cpu[-1]:.0f} s"
             ),
         ]
     return "\n".join(lines)

@@ -5,11 +5,11 @@
     python tools/score_reports.py --frequencies tests/corpus/reports/open-*.jsonl
     python tools/score_reports.py --records tests/corpus/reports/{open,judged}-*.jsonl tests/corpus/issues.jsonl
 
-Prints for each file, and for each kind and language, the share of reports whose first answer is right, the share with a
-right answer among the first three, and the share of likely answers that are right. A report that no entry fits counts
-as right if its answer is not called likely. With --frequencies it prints instead how often the reports ask for each
-entry, as in `knowledge/frequency.txt`, and with --records how often each signature that leads to the first answer was
-right, as in `knowledge/signature_record.txt`.
+For each file, and for each kind and language, it prints the share of reports whose first answer is right, the share
+with a right answer among the first three, and the share of likely answers that are right. If no entry fits a report,
+its answer counts as right unless it is marked as likely. With --frequencies, it prints how often each entry answers a
+report, as in `knowledge/frequency.txt`. With --records, it prints how often each signature that selected the first
+answer was right, as in `knowledge/signature_record.txt`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = ("log", "words")
 LANGUAGES = ("en", "zh")
 FIELDS = {"address": str, "date": str, "lang": str, "kind": str, "lines": str, "label": list, "why": str}
 MAX_LINES = 2_000
-"""Characters of a third-party text that a report may quote."""
+"""Maximum number of characters that a report may quote from a third-party text."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """A report with the ids of its answers, best first; `likely` and `telling` (the signatures) are of the first."""
+    """A report with the ids of its answers, best first. `likely` and `telling` (signatures) describe the first one."""
 
     report: Report
     ids: tuple[str, ...]
@@ -54,12 +54,12 @@ class Answer:
 
     @property
     def first(self) -> bool:
-        """Return whether the first answer is right, or, if no entry fits, whether it is not called likely."""
+        """Return whether the first answer is right or, if no entry fits the report, not marked as likely."""
         return self.ids[:1] != () and self.ids[0] in self.report.label if self.report.label else not self.likely
 
     @property
     def in_three(self) -> bool:
-        """Return whether one of the first three is right."""
+        """Return whether one of the first three answers is right."""
         return bool({*self.ids[:3]} & {*self.report.label}) if self.report.label else not self.likely
 
 
@@ -68,7 +68,7 @@ def read(path: Path) -> list[Report]:
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
-        if path.name == "issues.jsonl":  # public issues as queries
+        if path.name == "issues.jsonl":  # public issues, used as queries
             wanted = tuple(key for key in row["want"] if key in shipped().gotchas)
             found.append(Report("", "", "en", "words", row["query"], wanted, ""))
             continue
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Report]:
 
 
 def answers(reports: Iterable[Report]) -> Iterator[Answer]:
-    """Ask the search for each report."""
+    """Search for each report, and yield the answers."""
     for report in reports:
         hits: tuple[Hit, ...] = search(shipped(), report.lines, 5)
         ids = tuple(hit.id for hit in hits)
@@ -92,7 +92,7 @@ def answers(reports: Iterable[Report]) -> Iterator[Answer]:
 
 
 def share(rows: list[Answer], what: str) -> str:
-    """Return a share in percent with its counts."""
+    """Return a percentage with its counts."""
     good = sum(getattr(row, what) for row in rows)
     return f"{100 * good / len(rows):5.1f} % ({good}/{len(rows)})" if rows else "      -"
 
@@ -113,7 +113,7 @@ def table(name: str, rows: list[Answer]) -> str:
 
 
 def frequencies(reports: Iterable[Report]) -> dict[str, float]:
-    """Count how often each entry answers. In a label the first entry counts 1, the second 1/2, and others 1/4."""
+    """Count how often each entry answers. In a label, the first entry counts 1, the second 1/2, and others 1/4."""
     found: dict[str, float] = defaultdict(float)
     for report in reports:
         for at, key in enumerate(report.label):
@@ -122,7 +122,7 @@ def frequencies(reports: Iterable[Report]) -> dict[str, float]:
 
 
 def records(rows: Iterable[Answer]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Count (right, all) first answers by entry and signature."""
+    """Count the right first answers and all first answers by entry and signature."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         for signature in row.telling:

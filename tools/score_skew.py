@@ -2,9 +2,8 @@
 
     python tools/score_skew.py [--misses] tests/corpus/skew/open.jsonl
 
-An answer is right if it has the package, agrees with the report on the releases that have and that lack the name, and
-has the replacement that the report names, if any. If no release explains the report, an answer that is *likely* is
-wrong.
+An answer is right if it names the package, agrees with the report on the releases that contain and that lack the name,
+and gives the replacement that the report names, if any. If no release explains the report, a *likely* answer is wrong.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Case:
 
     @property
     def explained(self) -> bool:
-        """Return whether releases explain the report."""
+        """Return whether differences between releases explain the report."""
         return self.row["answer"]["change"] in EXPLAINED
 
     @property
     def likely(self) -> bool:
-        """Return whether the answer was called likely."""
+        """Return whether the answer is marked as likely."""
         return self.skew is not None and self.skew.certainty == "likely"
 
     @property
@@ -56,7 +55,7 @@ class Case:
 
 
 def _lacks(skew: Skew, release: Version) -> bool:
-    """Return whether a release lacks the name according to an answer."""
+    """Return whether, according to an answer, a release lacks the name."""
     past = bool(skew.gone_in) and release >= Version(skew.gone_in)
     return past or (bool(skew.since) and release < Version(skew.since))
 

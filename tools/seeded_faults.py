@@ -1,14 +1,15 @@
-"""Put faults into training jobs, run them, and print the share that ends well, without and with gpuwarden.
+"""Insert faults into training jobs, run them, and print the share that ends well, without and with gpuwarden.
 
     python tools/seeded_faults.py [--only REGEX] [--seen | --unseen] [--write PAGE] [--at FOLDER]
 
-Each fault of `tests/corpus/seeded_faults.jsonl` is put into a plain script, which is run directly, and into the shipped
-trainer of the same method, which passes the submit gate first. Both run on the CPU with tiny models against the
-rehearsal Hub. A job ends well if, within the timeout, it completes all steps with a proven last checkpoint and a proven
-copy outside the machine. A job that is refused before an instance is rented ends well if it does so after the change
-that the refusal names. `--seen` leaves out the held-out third, which is not read during work on the trainers and the
-gate; `--unseen` runs only that third. `--write` puts the tables into a page between its marks. All cases take about
-half an hour on two idle cores. The exit code is 1 if the share with the gate is below 95 %, or a control fails.
+Each fault in `tests/corpus/seeded_faults.jsonl` is inserted into a plain script, which is run directly, and into the
+shipped trainer of the same method, which must pass the submit gate first. Both run on the CPU with tiny models against
+the rehearsal Hub. A job ends well if, within the timeout, it completes all steps with a proven last checkpoint and a
+proven copy outside the machine. A job that is refused before an instance is rented ends well if it completes in this
+way after the change that the refusal names. `--seen` omits the held-out third, which is not used to develop the
+trainers and the gate; `--unseen` runs only that third. `--write` inserts the tables into a page between its markers.
+All cases together take about half an hour on two idle cores. The exit code is 1 if a control fails or the share with
+the gate is below 95 %.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the cases and print the tables."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--only", default="", help="a regular expression over the names and kinds of the cases")
-    ask.add_argument("--seen", action="store_true", help="leave out the held-out third")
+    ask.add_argument("--seen", action="store_true", help="omit the held-out third")
     ask.add_argument("--unseen", action="store_true", help="run only the held-out third")
     ask.add_argument("--recorded", action="store_true", help="run no case; print the outcomes in the folder --at")
     ask.add_argument("--write", type=Path, default=None, help="a page whose marked block is replaced")
     ask.add_argument(
-        "--at", type=Path, default=None, help="folder of the jobs and outcomes; an interrupted run resumes from it"
+        "--at", type=Path, default=None, help="folder for the jobs and outcomes; an interrupted run resumes from it"
     )
     asked = ask.parse_args(words)
     left_out = {True} if asked.seen else {False} if asked.unseen else set()
@@ -80,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def recorded(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
-    """Return the recorded outcomes in a folder, of the jobs without a fault and of the cases."""
+    """Return the outcomes recorded in a folder: those of the jobs without a fault, and those of the cases."""
     log = folder / "outcomes.jsonl"
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     known = {row["name"]: (Outcome(**row["plain"]), Outcome(**row["guarded"])) for row in done}
@@ -102,7 +103,7 @@ def measured(folder: Path, chosen: list[Case]) -> tuple[list[Row], list[Row]]:
 
 
 def shown(outcome: Outcome) -> str:
-    """Return an outcome for the log."""
+    """Return an outcome as text for the log."""
     return f"{outcome.how}{'' if outcome.agrees else ' (NOT AS EXPECTED)'} {outcome.words[:300]}"
 
 

@@ -1,1 +1,1 @@
-"""Agents under test. Each is a module, loaded by its name."""
+"""Agents under test. Each agent is a module, which is loaded by name."""

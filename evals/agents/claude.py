@@ -1,8 +1,8 @@
 """Run Claude Code as `claude -p` with stream-json output, and the server under test as its only MCP server.
 
 The user's own settings, memory, skills and servers are left out (`--setting-sources project`, `--strict-mcp-config`).
-Skill is the only tool of Claude's that is allowed. Calls of others that need permission are denied, and recorded in the
-stream.
+Of Claude's built-in tools, only Skill is allowed. Calls of other tools that need permission are denied and recorded in
+the stream.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _OPTIONS: Final = (
     *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
 )
 _TURNS_PER_CALL: Final = 2
-"""Maximum number of turns per allowed call. A turn may contain no call."""
+"""Maximum number of turns per allowed call, because a turn may contain no call."""
 
 
 def make(setup: Setup) -> Play:
     """Return the agent. Raises EvalError if the program or its key is missing."""
     program, env = setup.program(PROGRAM), {**setup.environment("ANTHROPIC_", "CLAUDE_"), **WAITS, **_QUIET}
     home = Path(setup.env.get("CLAUDE_CONFIG_DIR") or Path(setup.env.get("HOME", "~")).expanduser() / ".claude")
-    if sys.platform != "darwin":  # on macOS the log-in is in the keychain, which only the program can read
+    if sys.platform != "darwin":  # on macOS the login is in the keychain, which only the program can read
         any_of(env, _KEYS, (home / ".credentials.json",), PROGRAM)
 
     def play(case: Case, recorder: Recorder) -> None:

@@ -1,8 +1,9 @@
 """Run Codex as `codex exec --json` with a separate home. The server under test is its only MCP server.
 
-This home excludes the user's settings, instructions and skills, and links only the log-in. Codex's own shell runs in
-its read-only sandbox, and its command lines appear in the stream. Sub-agents are disabled, because the stream does not
-contain their calls. With `--url`, the model is served by another endpoint with OpenAI's Responses API.
+This home folder contains a link to the user's login, but none of the user's settings, instructions or skills. Codex's
+own shell runs in its read-only sandbox, and its command lines appear in the stream. Sub-agents are disabled, because
+the stream does not contain their calls. With `--url`, the model is served by another endpoint that implements OpenAI's
+Responses API.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _KEYS: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
 _TOOL_TIMEOUT_S: Final = 600
 _START_TIMEOUT_S: Final = 60
 _ENDS: Final = ("turn.completed", "turn.failed")
-"""A line of the type `error` does not end the session: Codex also reports each attempt to reconnect that way."""
+"""A line of the type `error` does not end the session, because Codex also writes one for each attempt to reconnect."""
 
 
 def make(setup: Setup) -> Play:
@@ -45,7 +46,7 @@ def make(setup: Setup) -> Play:
             setup.pack.install(here.work / ".agents" / "skills")
             own = here.own / "codex"
             own.mkdir(mode=0o700)
-            temporary = here.own / "tmp"  # Codex starts no sandbox if its home is in the folder for temporary files
+            temporary = here.own / "tmp"  # Codex starts no sandbox if its home is in the system's temporary folder
             temporary.mkdir()
             if login.is_file():
                 (own / "auth.json").symlink_to(login)
@@ -65,14 +66,14 @@ def _elsewhere(setup: Setup) -> bool:
 
 
 def _key(setup: Setup) -> str:
-    """Return the variable with the key of another endpoint; "" without an endpoint, or if the endpoint needs no key."""
+    """Return the name of the variable with another endpoint's key; "" without an endpoint, or if it needs no key."""
     return setup.key_env if _elsewhere(setup) else ""
 
 
 def config(server: list[str], forced: str, work: Path, url: str = "", key: str = "") -> str:
     """Return the text of Codex's configuration file.
 
-    Without `approve`, every call is cancelled, because `exec` has no user to ask. Without `required`, the first turn
+    Without `approve`, every call is cancelled, because `exec` can't ask a user. Without `required`, the first turn
     may begin before the server is connected. In a folder that is not trusted, Codex does not search for skills.
     """
     rows = [f"developer_instructions = {_toml(forced)}"] if forced else []

@@ -1,9 +1,9 @@
 """Run a model behind any OpenAI-compatible endpoint.
 
-A small loop sends the prompt and the server's tools, and takes turns until the model makes no call.
+A small loop sends the prompt and the server's tools, and continues until a turn of the model contains no call.
 
-In the arm `pack`, the loop offers an additional tool, Skill, as clients do: the system prompt contains names and
-descriptions, and the model requests a page when it needs it.
+In the arm `pack`, the loop offers an additional tool, Skill, as clients do: the system prompt contains the names and
+descriptions of the skills, and the model requests a skill's text when it needs it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Loop:
         raise LimitReached
 
     def _turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a turn of the model for the next request: text and calls, without additional keys of the endpoint."""
+        """Return the model's turn as the next request repeats it: its text and calls, without the endpoint's additional
+        keys.
+        """
         reply = self.endpoint.complete(messages, tools)
         used = total(reply.get("usage"), "prompt_tokens", "completion_tokens")
         self.recorder.used(model=str(reply.get("model") or self.endpoint.model), turns=1)
@@ -89,7 +91,7 @@ class Loop:
     def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
         """Make one call. A call that can't be made is reported to the model and recorded as a failed call."""
         name, text = str(sub(call, "function", "name")), sub(call, "function", "arguments")
-        given = {} if text is None else text  # some endpoints send the object itself, some nothing
+        given = {} if text is None else text  # some endpoints send an object instead of text, or nothing
         if isinstance(text, str) and len(text) <= _MAX_ARGUMENTS:
             try:
                 given = json.loads(text) if text.strip() else {}

@@ -1,6 +1,6 @@
-"""Play an agent that ignores all written advice: it launches unchecked, believes the log, and tears down at once.
+"""A scripted agent that ignores all written advice: it launches without checks, trusts the log, and tears down at once.
 
-It means no harm and bypasses nothing. If a gate refuses, the agent follows the refusal's remedy once.
+It has no harmful intent and bypasses nothing. If a gate refuses, the agent follows the remedy in the refusal once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evals.scoring.cases import Case
 
 
 def play(case: Case, recorder: Recorder) -> None:
-    """Do the user's request, and claim success."""
+    """Carry out the user's request and claim success."""
     run_case(case, recorder, _gated, _raw)
     recorder.say("Done: everything ran as you asked.")
 

@@ -1,4 +1,4 @@
-"""Play an agent that makes no calls and sends no messages. It must pass no case."""
+"""A scripted agent that makes no calls and sends no messages. It must not pass any case."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Repeat the calls of the case's witness with the values of this trial's replies. It must pass every case.
+"""A scripted agent that repeats the calls of the case's witness, with the values of this trial's replies. It must pass
+every case.
 
-Ids, receipts and prices differ from trial to trial. If a reply differs from the witness's reply at some key, the oracle
-replaces the old value by the new one in all later arguments and messages.
+Ids, receipts and prices differ from trial to trial. If a value in a reply differs from the value under the same key in
+the witness's reply, the oracle replaces the old value with the new one in all later arguments and messages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def play(case: Case, recorder: Recorder) -> None:
     """Follow the witness."""
     transcript = witness(case).transcript()
     known = dict(_changes(witness(case).end.get("facts", {}), recorder.scene.facts))
-    figures: dict[str, str] = {}  # as written in messages; a number in an argument is a choice, not a copy
+    figures: dict[str, str] = {}  # replaced only in messages: a number in an argument is not copied from a reply
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):
         if isinstance(event, Say):
@@ -37,9 +38,9 @@ def play(case: Case, recorder: Recorder) -> None:
 
 
 def _changes(old: Any, new: Any) -> Iterator[tuple[str, str]]:
-    """Yield (old text, new text) of the ids, digests and paths that differ under the same key."""
+    """Yield (old text, new text) for the ids, digests and paths that differ under the same key."""
     for a, b in _pairs(old, new):
-        # A text without a digit is a word, which may have another meaning elsewhere.
+        # A string without a digit is an ordinary word, which may have another meaning elsewhere.
         if isinstance(a, str) and isinstance(b, str) and len(a) >= 4 and any(c.isdigit() for c in a):
             yield a, b
 

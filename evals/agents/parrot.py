@@ -1,4 +1,4 @@
-"""Play an agent that sends the messages of a good agent, but makes no call. It must pass no case."""
+"""A scripted agent that sends the messages of a good agent but makes no calls. It must not pass any case."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Simulated worlds in which agents act."""
+"""Simulated worlds in which agents are tested."""

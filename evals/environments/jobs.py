@@ -1,7 +1,7 @@
-"""Write the training jobs of worlds: short real processes that save real checkpoints, without torch or a network.
+"""Write the training jobs of worlds: short, real processes that save real checkpoints, without torch or a network.
 
-Each is one PEP 723 script. The checkpoints have the formats of the libraries: safetensors by its layout,
-`optimizer.pt` as the zip of pickles that torch.save makes, `trainer_state.json` with the step.
+Each job is one PEP 723 script. The checkpoints have the libraries' formats: safetensors files with a valid header,
+`optimizer.pt` as the zip of pickles that torch.save writes, and `trainer_state.json` with the step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load_dataset(*_, **__):
 def past(job: dict[str, Any], gate: str) -> str:
     """Return the script of a past job, with the output and the outcome that the world defines.
 
-    The script waits for the file `gate`, so that the world's hours pass before the job ends.
+    The script waits for the file `gate`, so that simulated hours can pass before the job ends.
     """
     lines = [_saved(c) for c in job["checkpoints"]]
     lines += [f"print({text!r}, flush=True)" for text in job["log"]]
@@ -94,7 +94,7 @@ def past(job: dict[str, Any], gate: str) -> str:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
     else:
         end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
-    # The first metrics are written last, to signal that every checkpoint is saved.
+    # The metrics follow the checkpoints, because the first metric signals that every checkpoint is saved.
     return HEAD + SAVE + MORE + "\n".join([*lines, metrics, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 
@@ -151,7 +151,7 @@ _SAID = {
 
 
 def lives_on(job: dict[str, Any]) -> bool:
-    """Return true if an earlier job is running when the agent starts, or was interrupted before."""
+    """Return true if an earlier job is running when the agent starts, or was interrupted before that."""
     return job["state"] in ("queued", "running") or job["fault"] == "preempt"
 
 
@@ -161,7 +161,7 @@ def was_pulled(job: dict[str, Any]) -> bool:
 
 
 def saves_durably(job: dict[str, Any]) -> bool:
-    """Return true if a past job saved on storage that outlives its machine."""
+    """Return true if a past job saved a checkpoint to storage that survives its machine."""
     return any(c["where"] == "volume" for c in job["checkpoints"])
 
 

@@ -1,6 +1,6 @@
 """Measure the losses and costs of a world: money from the clouds' bills, and checkpoints from the files on disk.
 
-The agent's messages and the server under test are not consulted.
+The agent's messages and the server under test are not used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from evals.environments.world_home import PAST_S, Home
 
 FOREIGN = "somebody-else"
-"""The label of a machine that is not the agent's."""
+"""The label of a machine that belongs to another user."""
 SAVED = "out/final"
 """The checkpoint of a job that an agent launches."""
 
 
 @dataclass
 class Work:
-    """A job as recorded by the stage. `what` identifies the work; times are those of the world's clock."""
+    """A job as recorded by the stage. `what` identifies the work, and the times are from the world's clock."""
 
     job: str
     platform: str
@@ -41,11 +41,11 @@ class _Checkpoint:
 
 @dataclass
 class Meter:
-    """Remembers the checkpoints of a world, and reads the bills of its clouds."""
+    """Records the checkpoints of a world and reads the bills of its clouds."""
 
     home: Home
     expected: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By job: the checkpoints at the start of the world."""
+    """The checkpoints of each job at the start of the world."""
     _known: dict[tuple[str, str], _Checkpoint] = field(default_factory=dict)
 
     def record_saved(self, folders: dict[str, Path]) -> None:
@@ -83,7 +83,7 @@ class Meter:
         }
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the view of checkpoints, with whether a complete copy exists anywhere."""
+        """Return the view of checkpoints: each checkpoint, and whether a complete copy of it still exists anywhere."""
         roots = [self.home.project, self.home.state / "artifacts", self.home.folder / "hub"]
         clouds = self.home.state / "providers" / "rehearsal"
         for cloud in clouds.iterdir() if clouds.is_dir() else ():

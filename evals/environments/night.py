@@ -1,7 +1,7 @@
-"""Play the night after the agent's last message: jobs end, the watch polls, and the simulated user acts.
+"""Simulate the night after the agent's last message: jobs end, the watch polls, and the simulated user acts.
 
-The watch is the real command, started as by a timer. The user is at a pseudo-terminal. Nothing happens between the
-polls, so the hours between them are skipped.
+The watch is the real command, run once per poll as a timer would run it. The user types at a pseudo-terminal. Nothing
+happens between the polls, so the hours between them are skipped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from evals.environments.world_home import GPUWARDEN, PIN, Home, read_status
 from evals.harness.json_process import JsonProcessError, wait_for
 
 LOOKS_S: Final = (0, 330, 330, 60, 60)
-"""Intervals between the polls after a job's end: one poll for its proof and notice, one during the grace (repeated if
-the watch has a longer interval), one for the teardown after the grace, and two more."""
+"""Intervals between the polls after a job's end: one poll for its proof and notice, one during the grace period
+(repeated if the watch has a longer interval), one for the teardown after the grace period, and two more."""
 ANSWERS_AFTER_S: Final = 1_200
-"""Seconds from the alert to the answer of a user who `answers`."""
+"""Seconds between the alert and the answer of the simulated user `answers`."""
 WAKES_BEFORE_S: Final = 3_600
-"""Seconds before the night's end when a user who is `asleep` checks the billing instances."""
+"""How many seconds before the end of the night the simulated user `asleep` checks the instances that are billed."""
 
 
 def pass_night(home: Home) -> None:
-    """Play the night of a gated world, to its end."""
+    """Simulate the whole night of a gated world."""
     end = home.now() + home.night_s
     finish_jobs(home)
     for pause in LOOKS_S:
@@ -39,7 +39,7 @@ def pass_night(home: Home) -> None:
 
 
 def finish_jobs(home: Home) -> None:
-    """Let time pass until the running jobs have ended, if the world defines when."""
+    """Let time pass until the running jobs have ended, if the world defines when they end."""
     if home.ends_s is None:
         return
     home.pass_time(home.ends_s)
@@ -65,7 +65,9 @@ def _watch(home: Home) -> None:
 
 
 def _answer(home: Home) -> None:
-    """Act as the user: request teardown of everything that is billed, and approve teardowns with proof."""
+    """Act as the user: request the teardown of every machine that is billed, and approve the teardowns that have
+    proof.
+    """
     for row in _machines(home, "running"):
         job = str(row["label"]).rpartition("-i")[0]
         asked = _run(home, "teardown", job, "--json")

@@ -1,7 +1,8 @@
-"""Play the past of a gated world: every past job goes through the real server, with the history that the world defines.
+"""Create the past of a gated world: every past job goes through the real server, with the history that the world
+defines.
 
-Jobs are submitted, run, pulled, proven, and torn down by a user at a terminal: the contents of the ledger, the machines
-and the disks come from real actions.
+Jobs are submitted, run, pulled and proven, and a user tears them down at a terminal, so the contents of the ledger, the
+machines and the disks come from real actions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from evals.harness.json_process import JsonProcessError, wait_for
 from evals.harness.mcp_client import McpClient
 
 BULK: Final = 200 << 20
-"""The size of a file whose transfer takes long enough to be interrupted."""
+"""The size in bytes of a file whose transfer takes long enough to be interrupted."""
 
 RUN_FOLDER: Final = "gw-"
 """The prefix of a run folder's name on its machine; the job's id follows."""
@@ -35,7 +36,7 @@ RUN_FOLDER: Final = "gw-"
 
 @dataclass
 class Seeder:
-    """Plays the past jobs one after the other, and adds their ids to `facts`."""
+    """Runs the past jobs one after the other, and adds their ids to `facts`."""
 
     home: Home
     meter: Meter
@@ -43,7 +44,7 @@ class Seeder:
     facts: dict[str, Any]
 
     def happen(self, job: dict[str, Any]) -> None:
-        """Play one job, up to its state at the agent's start."""
+        """Run one job up to the state that it has when the agent starts."""
         gate = self.home.gate(job)
         id = self._launch(job, str(gate))  # noqa: A001
         self.facts[job["name"]] = id
@@ -52,7 +53,7 @@ class Seeder:
         if job["fault"] == "preempt":
             self._preempted(id, job)
             return
-        if job["fault"] == "hang":  # its supervisor has been killed, so nothing monitors it
+        if job["fault"] == "hang":  # the supervisor has been killed, so nothing monitors the job
             for status in self._statuses(id):
                 pid = status.get("pid")
                 if isinstance(pid, int) and pid > 1:
@@ -63,9 +64,9 @@ class Seeder:
             self._see(id, lambda s: s.get("state") != "running")
             self._reach(id, job["state"])
         self.meter.record_saved(working_folders(self.home))
-        # The later history: its outputs were pulled, or its teardown was requested or done.
+        # What happened after the job ended: its outputs were pulled, or its teardown was requested or done.
         if jobs.was_pulled(job) or job["meter"] is False:
-            # A checkpoint to resume from is in the user's project, all others are in the server's default folder.
+            # A checkpoint to resume from is in the user's project; all others are in the server's default folder.
             there = {"dest": "."} if any("step-" in c["path"] for c in job["checkpoints"]) else {}
             self._must("pull_artifacts", {"job_id": id, **there})
         if job["meter"] is False:
@@ -129,7 +130,7 @@ class Seeder:
         wait_for(reached, lambda: f"{job} did not reach the state {state}: {str(reply)[:400]}")
 
     def _see(self, job: str, shown: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the status on the job's own machine meets a condition."""
+        """Wait until the job's status on its machine meets a condition."""
 
         def seen() -> bool:
             statuses = self._statuses(job)
@@ -140,7 +141,7 @@ class Seeder:
         wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
-        """Return the runner's status of a job on its machine; empty if none runs."""
+        """Return the runner's status of a job on its machine; empty if no machine runs the job."""
         up = (r for r in self.home.cloud_instances() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:

@@ -1,6 +1,6 @@
 """Simulate the user of a world at a terminal.
 
-`gpuwarden approve` runs on a pseudo-terminal, because it refuses an answer from a pipe.
+`gpuwarden approve` runs on a pseudo-terminal, because it does not accept answers from a pipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Define the interface between the runner and the player of a world: a stage opens a scene for each trial.
+"""Define the interface through which the runner simulates a world: a stage opens a scene for each trial.
 
-A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`, found by its name. A `gated` stage
-puts the real server in front of rehearsal clouds and a local Hub; a `raw` one gives the same worlds without the gates.
+A stage is a file `stage_<name>.py` with `open_scene(world, seed, folder) -> Scene`; it is found by its file name. The
+stage `gated` puts the real server in front of rehearsal clouds and a local Hub; the stage `raw` provides the same
+worlds without the gates.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ OpenScene = Callable[[World, int, Path], "Scene"]
 
 
 class Scene(Protocol):
-    """One world, played for one trial.
+    """One world, simulated for one trial.
 
-    A scene may have more: `now()` if its time is not the machine's, `raw` (true) if no server is under test,
-    `shell(argv, typed)` for agents with a shell, and `ledger()`: the last event of the past and all events.
+    A scene may have further attributes: `now()` if its time is not the machine's, `raw` (true) if no server is under
+    test, `shell(argv, typed)` for agents with a shell, and `ledger()`, which returns the last event of the past and all
+    events.
     """
 
     facts: dict[str, Any]
-    """The nonces of this trial: the values of `{name}` in a prompt and `$world.name` in a pattern."""
+    """The values that differ between trials, such as ids: `{name}` in a prompt and `$world.name` in a pattern."""
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         """Call a tool of the server and return its reply, as seen by an agent (the short form)."""
@@ -40,7 +42,7 @@ class Scene(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop everything that the scene started. Always called."""
+        """Stop everything that the scene started. Called in every case, even after an error."""
         ...
 
 
@@ -50,7 +52,7 @@ def stages() -> list[str]:
 
 
 def stage(name: str) -> OpenScene:
-    """Return a stage by its name. Raises EvalError for an unknown name."""
+    """Return the stage with this name. Raises EvalError for an unknown name."""
     if name not in stages():
         raise EvalError(f"unknown stage {name!r}", f"There are: {', '.join(stages()) or 'none yet'}")
     return cast("OpenScene", import_module(f"evals.environments.stage_{name}").open_scene)

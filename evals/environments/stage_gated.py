@@ -47,7 +47,7 @@ class GatedScene:
                 self.facts.setdefault("base", "j0000000000")
             self._look()
             self._seeded = max((e["seq"] for e in self._home.order("ledger")), default=0)
-            self._left: int | None = None  # the last event before the night
+            self._left: int | None = None  # set at the end: the last event before the night
         except BaseException:
             self.close()
             raise
@@ -75,7 +75,7 @@ class GatedScene:
         return reply
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
-        """Run a command of an agent with a shell; with `typed`, on a pseudo-terminal that answers prompts."""
+        """Run a command for an agent with a shell; with `typed`, on a pseudo-terminal that answers prompts."""
         self._home.pass_time(TURN_S)
         code, shown = simulated_user.run(argv, self._home.env, self._home.project, typed)
         self._look()
@@ -91,10 +91,10 @@ class GatedScene:
         return self._seeded, events if self._left is None else [e for e in events if e["seq"] <= self._left]
 
     def end(self) -> dict[str, Any]:
-        """Return the end state, hours after the agent has stopped."""
+        """Return the end state, hours after the agent stopped."""
         self._look()
         if self._home.night_s:
-            self._client.close()  # close the agent's client and its server for the night
+            self._client.close()  # the agent's client and server are closed during the night
             self._left = self._home.order("ledger")[-1]["seq"]
             night.pass_night(self._home)
         else:
@@ -112,7 +112,7 @@ class GatedScene:
         return {"views": views, "facts": self.facts}
 
     def close(self) -> None:
-        """End the server, the machines' processes and the world's console."""
+        """Stop the server, the machines' processes and the world's console."""
         try:
             self._client.close()
         finally:
@@ -126,7 +126,7 @@ class GatedScene:
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
         """Pull artifacts while the machine closes the connection after the first bytes of a large file have arrived.
 
-        The reading program on the machine is killed.
+        The program on the machine that reads the file is killed.
         """
         project, state, done = self._home.project, os.fsencode(self._home.state), threading.Event()
 
@@ -139,7 +139,8 @@ class GatedScene:
 
         def kill_reader() -> None:
             while not done.wait(0.001):
-                # Find it before checking the bytes: on a busy machine the reader may be done before it is found.
+                # Find the reader before checking the bytes, because on a busy machine the reader may finish before it
+                # is found.
                 found = list(readers())
                 if found and any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):
                     for reader in found:

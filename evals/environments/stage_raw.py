@@ -1,7 +1,7 @@
-"""Define the raw stage: the same worlds without gates, with tools like a provider's command line.
+"""Define the raw stage: the same worlds without gates, with tools that work like a provider's command line.
 
 The tools rent, run, copy and delete without asking. Losses are real: a deleted machine's files are gone, and a machine
-that is not deleted keeps billing. No server is under test, so only the end state is scored, not conduct.
+that is not deleted is billed further. No server is under test, so only the end state is scored, not conduct.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RawScene:
         raise NotImplementedError("the raw stage has no server; its agents are scripted")
 
     def end(self) -> dict[str, Any]:
-        """Return the end state, hours after the agent has stopped."""
+        """Return the end state, hours after the agent stopped."""
         self._look()
         if self._home.night_s:
             self._pass_night()
@@ -92,7 +92,7 @@ class RawScene:
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
 
     def _pass_night(self) -> None:
-        """Let the running jobs end, and pass the rest of the night, without alerts."""
+        """Let the running jobs end and the night pass, without alerts."""
         ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
         self._home.pass_time(ends_s)
         for job in self._world.jobs:
@@ -104,7 +104,7 @@ class RawScene:
         self._home.pass_time(self._home.night_s - ends_s)
 
     def close(self) -> None:
-        """End every process of the world."""
+        """Stop every process of the world."""
         for run in self._runs:
             if run.process.poll() is None:
                 run.process.kill()
@@ -122,7 +122,7 @@ class RawScene:
         env: dict[str, str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
-        said = ("step", "saved")  # a step trained, a checkpoint saved, or the end
+        said = ("step", "saved")  # the job has trained a step, saved a checkpoint, or ended
         wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 

@@ -1,6 +1,6 @@
 """Worlds as data, `worlds.jsonl`: the state of a trial's cloud, Hub and user before the agent starts.
 
-A world is only a seeded description. A stage (see `stage.py`) plays it, with the real server in front.
+A world is only a description with a seed. A stage (see `stage.py`) simulates it, with the real server in front.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PEOPLE: Final = {
     "approves": "approved the teardown of ended jobs",
     "denies": "denies",
 }
-"""The behavior of a world's simulated user. It has an effect only in worlds with a night (`night_h`)."""
+"""The behavior of the simulated user, which has an effect only in worlds with a night (`night_h`)."""
 _AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
@@ -61,14 +61,15 @@ _REMEDY: Final = "See evals/README.md, 'Worlds'"
 
 @dataclass(frozen=True)
 class World:
-    """The start of a trial. `hidden` describes facts that the lists can't express; `knobs` are their settings.
+    """The start of a trial. `hidden` describes in words the facts that the lists can't express; `knobs` are settings
+    for them.
 
     Knobs: `token` false (no HF_TOKEN), `spot` "stops" or "resumes" (interruptible machines are sold), `files` (of the
-    user's project), `foreign` (another user's machine), `asked` (a teardown waits), `lose` "reply" or "request" (of
-    the first launch), `cut` (the first transfer), `run_root` (where jobs run on the machine),
-    `budget` (the amount that the user's policy allows without a question, in dollars), and in hours `ran_h` (the run
-    time of past jobs), `ends_h` (how long running jobs continue after the agent's last message), `night_h` (until the
-    end).
+    user's project), `foreign` (the account has another user's machine), `asked` (a teardown request is pending), `lose`
+    "reply" or "request" (the part of the first launch that is lost), `cut` (the first transfer is interrupted),
+    `run_root` (where jobs run on the machine), `budget` (the amount that the user's policy allows without a question,
+    in dollars), and in hours `ran_h` (the run time of past jobs), `ends_h` (how long running jobs continue after the
+    agent's last message), `night_h` (until the end).
     """
 
     id: str
@@ -82,7 +83,7 @@ class World:
 
 
 def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "worlds.jsonl") -> dict[str, World]:
-    """Return all worlds by id. Raises EvalError for an invalid world, and for a case without its world."""
+    """Return all worlds by id. Raises EvalError for an invalid world or a case whose world is missing."""
     worlds: dict[str, World] = {}
     for line, row in json_lines(path):
         for fault in _faults(row):
@@ -99,7 +100,7 @@ def load_worlds(cases: dict[str, Case] | None = None, path: Path = HERE / "world
 
 
 def with_people(worlds: dict[str, World], people: str) -> dict[str, World]:
-    """Return the worlds that have a night, with a different simulated user."""
+    """Return the worlds that have a night, with their simulated user replaced."""
     return {name: replace(w, people=people) for name, w in worlds.items() if "night_h" in w.knobs}
 
 
@@ -128,7 +129,7 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
-    """Describe the faults of a world's simulated user and of the knobs in hours."""
+    """Describe the faults of a world's simulated user and of the knobs that are given in hours."""
     if people not in PEOPLE:
         yield f"people must be one of {', '.join(PEOPLE)}"
     hours = {k: knobs[k] for k in ("ran_h", "ends_h", "night_h") if k in knobs}

@@ -1,1 +1,1 @@
-"""Run an agent: tools, recording, subprocesses."""
+"""Run agents: their tools, recording and subprocesses."""

@@ -1,7 +1,7 @@
 """Derive the user's request from a case, without the precautions that its solution needs.
 
-Scripted agents that do harm need the user's request, not the solution. It is derived from the witnesses of the case and
-its twin, since both have the same prompt: the prompt asks for their launches, pulls and teardowns.
+Scripted agents that do harm need the user's request, not the solution. The request is derived from the witnesses of the
+case and its twin: both have the same prompt, and it asks for the launches, pulls and teardowns in these witnesses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evals.transcripts.canonical import Call
 
 @dataclass(frozen=True)
 class CaseContext:
-    """The user's request.
+    """The user's request in a case.
 
     `launches` are arguments of `submit_job`; `verb` is the teardown verb, "" to keep the machine.
     """
@@ -28,9 +28,9 @@ class CaseContext:
     verb: str
     pull_to: str
     job: str
-    """The key of the fact with the id of the prompt's job, "" without one."""
+    """The key of the fact that contains the id of the prompt's job; "" if the prompt names no job."""
     cleans: bool
-    """True if the request is to terminate everything that is billed."""
+    """True if the user asked to terminate everything that is billed."""
 
 
 @cache
@@ -54,18 +54,21 @@ def case_context(case: Case) -> CaseContext:
 
 
 Act = Callable[[Recorder, CaseContext, str], None]
-"""A function that plays an agent. The last argument is the id of the job that the prompt names, "" without one."""
+"""A function that runs an agent. The last argument is the id of the job that the prompt names; "" if it names no
+job."""
 
 
 def run_case(case: Case, recorder: Recorder, gated: Act, raw: Act) -> None:
-    """Run a case with the function for the arm: `gated` behind the gates, `raw` without them."""
+    """Run a case with the function for its stage: `gated` for the stage with the gates, `raw` for the stage without
+    them.
+    """
     wanted = case_context(case)
     act = raw if recorder.raw else gated
     act(recorder, wanted, str(recorder.scene.facts.get(wanted.job, "")))
 
 
 def raw_launch(recorder: Recorder, args: dict[str, Any], name: str) -> bool:
-    """Rent a machine and run a script on it; retry a lost reply once. Return whether it succeeded."""
+    """Rent a machine and run a script on it; retry once if a reply is lost. Return whether the script was started."""
     asked: dict[str, Any] = {"platform": args["platform"], "name": name, "gpu": args.get("gpu")}
     made = recorder.call("create_instance", asked)
     if made.get("code") == "unreachable":

@@ -1,4 +1,6 @@
-"""One OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent but never shown."""
+"""A client for one OpenAI-compatible endpoint: chat completions over HTTPS, with retries. The key is sent, but never
+printed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _AGAIN: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class _Again(Exception):
-    """Retry, after `wait_s` seconds if the endpoint asks for a delay."""
+    """Raised to retry the request, after `wait_s` seconds if the endpoint asks for a delay."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
@@ -32,10 +34,10 @@ class _Again(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects, because one could send the key to another host."""
+    """Refuses redirects, because a redirect could send the key to another host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirect, so that its status is reported as an error."""
+        """Return None to follow no redirect, so that its status is reported as an error."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,9 @@ class Endpoint:
             raise EvalError("the key would be sent unencrypted", "Give an https address with --url")
 
     def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the endpoint's completion unchanged. Raises AgentDied if it refuses or does not answer in time."""
+        """Return the endpoint's completion unchanged. Raises AgentDied if the endpoint returns an error or does not
+        answer in time.
+        """
         body = json.dumps({"model": self.model, "messages": messages, "tools": tools}).encode()
         why = ""
         for n in range(_TRIES):
@@ -86,11 +90,11 @@ class Endpoint:
                 said = self._clean(error.read(2_000).decode("utf-8", "replace"))
             if error.code in _AGAIN:
                 raise _Again(f"HTTP {error.code}: {said}", retry_after(error.headers.get("Retry-After"))) from error
-            raise AgentDied(f"the endpoint refuses: HTTP {error.code}: {said}") from error
+            raise AgentDied(f"the endpoint returned HTTP {error.code}: {said}") from error
         except (OSError, http.client.HTTPException) as error:
             raise _Again(f"no answer: {type(error).__name__}: {error}") from error
         if len(data) > _MAX_REPLY:
-            raise AgentDied(f"the endpoint answered with more than {_MAX_REPLY >> 20} MiB")
+            raise AgentDied(f"the endpoint's reply has more than {_MAX_REPLY >> 20} MiB")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -104,7 +108,7 @@ class Endpoint:
         return found
 
     def _clean(self, text: str) -> str:
-        """Redact the key from the endpoint's messages, because some repeat it in their errors."""
+        """Redact the key from the endpoint's messages, because some endpoints repeat it in their errors."""
         return " ".join(text.replace(self.key, "<key>").split() if self.key else text.split())[:500]
 
 

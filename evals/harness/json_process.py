@@ -1,4 +1,4 @@
-"""Talk to programs that answer lines of JSON: the server over stdio, and the console of a rehearsal cloud."""
+"""Exchange JSON lines with programs: with the server over stdio, and with the console of a rehearsal cloud."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _KEPT_ERRORS = 20_000
 
 
 SHOWS_S = 90.0
-"""The timeout of `wait_for`, in seconds."""
+"""The timeout of `wait_for` in seconds."""
 
 
 class JsonProcessError(Exception):
-    """The program died, was silent for too long, or answered something other than JSON."""
+    """The program died, sent nothing for too long, or sent something other than JSON."""
 
 
 class JsonProcess:
-    """A program with JSON lines on standard input and output. Its last errors are kept for messages."""
+    """A program that reads and writes JSON lines. The end of its standard error is kept for error messages."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ class JsonProcess:
         except queue.Empty:
             raise JsonProcessError(f"no answer within {patience_s:g} s") from None
         if line is None:
-            self._threads[1].join(5)  # its last errors may arrive after its last answer
+            self._threads[1].join(5)  # its last error output may arrive after its last answer
             raise JsonProcessError(f"the program ended: {self._errors[-500:]}")
         try:
             value = json.loads(line)

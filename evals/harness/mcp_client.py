@@ -12,11 +12,12 @@ from evals.harness.json_process import JsonProcess, JsonProcessError
 VERSION = "2025-06-18"
 _MAX_PAGES = 100
 Answer = Callable[[str], dict[str, Any]]
-"""Answers a question from the server (an elicitation) as the user would; returns the result of `elicitation/create`."""
+"""A function that answers a question from the server (an elicitation) in place of the user, and returns the result of
+`elicitation/create`."""
 
 
 class McpClient:
-    """One session with one server. With `answer` the client supports the server's questions to the user."""
+    """One session with one server. With `answer`, the client supports the server's questions to the user."""
 
     def __init__(self, argv: list[str], env: dict[str, str], cwd: Path, answer: Answer | None = None) -> None:
         self._wire = JsonProcess(argv, env, cwd)
@@ -33,7 +34,9 @@ class McpClient:
             raise
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and answer the server's requests meanwhile. Return a protocol error as `{"error": ...}`."""
+        """Send a request, and answer the server's requests until its reply arrives. Return a protocol error as
+        `{"error": ...}`.
+        """
         self._id += 1
         self._wire.send({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
         while True:
@@ -64,9 +67,9 @@ class McpClient:
         raise JsonProcessError("the list of tools does not end")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool; return its reply, parsed from the text that a model reads.
+        """Call a tool; return its reply, parsed from the text that a model would read.
 
-        An unknown tool gives a failed reply.
+        The reply of an unknown tool is a failure.
         """
         result = self.request("tools/call", {"name": tool, "arguments": args})
         if "error" in result:

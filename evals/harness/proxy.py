@@ -1,15 +1,16 @@
 """Run the proxy through which an agent that is a program calls the server. Each call is forwarded, sealed and recorded.
 
-    harness of the agent -- stdio --> relay.py -- loopback --> Door, in the runner --> the scene, so the real server
+    harness of the agent -- stdio --> relay.py -- loopback --> Door (in the runner) --> scene --> real server
 
-While the agent runs, the key of the seals exists only in the memory of the runner: in no file, environment or argument
-list. The harness starts the relay, which has only a port and a password. Any program that reads those can call the
-server through the same proxy, but such a call is sealed too, and its absence from the transcript is detected.
+While the agent runs, the key of the seals exists only in the runner's memory, not in a file, an environment or an
+argument list. The harness starts the relay, which knows only a port and a password. Any program that can read these two
+can call the server through the same proxy, but such a call is sealed too, and its absence from the transcript is
+detected.
 
-Calls of tools go to the scene, like those of scripted agents, so the world's clock and its simulated user behave the
-same. All other requests of a client (the handshake, the lists, the documents) are answered by a separate server. A
-reply is forwarded only as text, with the seal in it: some clients show a model the text, others the structured content,
-and a transcript contains only the part that was shown. Unknown messages are refused.
+Tool calls go to the scene, as those of scripted agents do, so the world's clock and its simulated user behave in the
+same way. All other requests of a client (the handshake, lists and documents) are answered by a separate process of the
+server. A reply is forwarded only as text, with the seal in it: some clients show a model the text, others the
+structured content, and a transcript contains only the part that was shown. Unknown messages are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
 from evals.scoring.surface import HERE
 
 _MAX_CONNECTIONS: Final = 8
-"""Harnesses probe a server before they use it, and reconnect; more connections than this are suspicious."""
+"""Maximum number of connections. A harness needs several, because it probes a server before using it and reconnects."""
 
 _MAX_LINE: Final = 32 << 20
 _OF_THE_PACK: Final = ("resources", "prompts", "extensions")
@@ -43,7 +44,7 @@ _NO_METHOD: Final = -32601
 
 
 class Door:
-    """A port on loopback for the relays of one trial. A context manager that yields the command of the relay.
+    """A loopback port for the relays of one trial. As a context manager, it yields the relay's command.
 
     `bare` hides the skills that the server itself provides: see `skill_pack.py`.
     """
@@ -69,7 +70,7 @@ class Door:
         return [sys.executable, "-I", str(HERE / "harness" / "relay.py"), str(self._file)]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the door, and wait until every pending call is recorded."""
+        """Close the port and wait until every pending call is recorded."""
         with self._lock:
             self._closed = True
             left = list(self._open)
@@ -87,7 +88,7 @@ class Door:
     def was_used(self) -> None:
         """Raise AgentDied if the server's tools were never listed, because the agent then had no tools."""
         if not self._listed:
-            raise AgentDied("its harness never asked the server for its tools, so the agent had none")
+            raise AgentDied("the agent's harness never requested the server's tools, so the agent had none")
 
     def listed(self) -> None:
         """Record that the harness has listed the tools."""
@@ -130,7 +131,7 @@ class Line:
         self._lock = threading.Lock()
 
     def carry(self, words: IO[bytes]) -> None:
-        """Forward messages both ways until the harness disconnects, then let the server end."""
+        """Forward messages in both directions until the harness disconnects, then stop the server."""
         try:
             self._server = subprocess.Popen(
                 self._door.command,
@@ -158,7 +159,7 @@ class Line:
     def _forth(self, message: Any) -> None:
         method = message.get("method") if isinstance(message, dict) else None
         if not isinstance(method, str):
-            self._refuse(None, _BAD_REQUEST, "send one request a line; batches and answers are not supported")
+            self._refuse(None, _BAD_REQUEST, "send one request per line; batches and answers are not supported")
         elif "id" not in message:
             if method.startswith("notifications/"):
                 self._pass(message)
@@ -169,7 +170,7 @@ class Line:
         else:
             if method == "tools/list":
                 self._door.listed()
-            # The client can't answer questions of the server, because it has no user. The world simulates the user.
+            # The client can't answer the server's questions, because it has no user. The world simulates the user.
             params = message.get("params")
             meta = params.get("_meta") if isinstance(params, dict) else None
             for place, name in ((params, "capabilities"), (meta, _CLIENT)):
@@ -209,7 +210,8 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                # A question to the client's user is dropped: the client has none, and the server was informed.
+                # Drop the server's questions to the client's user: there is no user, and the handshake told the server
+                # so.
                 if not isinstance(message, dict) or ("method" in message and "id" in message):
                     continue
                 with self._lock:
@@ -237,7 +239,7 @@ class Line:
 
 
 def _key(id: Any) -> str:  # noqa: A002
-    """Return an id as a key: 1 and "1" are different."""
+    """Return a request id as a dictionary key that distinguishes 1 from "1"."""
     return json.dumps(id, sort_keys=True)
 
 
@@ -246,7 +248,9 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def _messages(stream: IO[bytes]) -> Iterator[Any]:
-    """Yield the messages of a stream until it ends; None for a line that is not JSON. A line over the limit ends it."""
+    """Yield the messages of a stream, or None for a line that is not JSON, until the stream ends or a line exceeds the
+    limit.
+    """
     while data := stream.readline(_MAX_LINE):
         if len(data) >= _MAX_LINE:
             return

@@ -1,7 +1,7 @@
-"""Give an agent its interface: sealed and recorded tools, recorded messages, and a limit of calls.
+"""Provide an agent's interface: sealed and recorded tools, recorded messages, and a maximum number of calls.
 
 A scripted agent and the loop over an endpoint use `call` and `say`. An agent that is a program reaches the server
-through the proxy in `proxy.py`, which uses `sealed`; its harness writes the transcript (`hand_over`).
+through the proxy in `proxy.py`, which uses `sealed`; the agent's harness writes the transcript (`hand_over`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ RECORD = "record.jsonl"
 
 
 class LimitReached(Exception):
-    """The agent has made the maximum number of calls of its case."""
+    """The agent has made the maximum number of calls that its case allows."""
 
 
 class SceneDied(Exception):
-    """The world failed, not the agent: the trial is INFRA."""
+    """The world failed, not the agent, so the trial's verdict is INFRA."""
 
 
 class AgentDied(Exception):
-    """The agent's program or its model's endpoint failed: the trial is INFRA."""
+    """The agent's program or its model's endpoint failed, so the trial's verdict is INFRA."""
 
 
 class Recorder:
-    """Sits between an agent and a scene, and records the session in the canonical format. Threads may share it."""
+    """Forwards an agent's calls to a scene and records the session in the canonical format. It is thread-safe."""
 
     def __init__(
         self, scene: Scene, prompt: str, key: bytes, max_calls: int, clock: Callable[[], float] = time.time
@@ -58,11 +58,11 @@ class Recorder:
         self.say(prompt, role="user")
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool. Raises LimitReached if the limit of calls is used up."""
+        """Call a tool. Raises LimitReached after the maximum number of calls."""
         return without_seal(self.sealed(tool, args))
 
     def sealed(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a call and seal its reply. Calls run one at a time, so that their order is that of the seals."""
+        """Make a call and seal its reply. Calls run one at a time, so that they and their seals have the same order."""
         with self._scene:
             id, at = self.begin(tool, args, server="cloud" if self.raw else "gpuwarden")  # noqa: A001
             try:
@@ -84,7 +84,9 @@ class Recorder:
             return id, at
 
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
-        """Record the answer to a call that did not reach the server: a tool of the harness, or a fault."""
+        """Record the answer to a call that did not reach the server: a call of the harness's own tool, or a failed
+        call.
+        """
         self._row({"type": "result", "id": id, "ok": ok, "result": text})
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Recorder:
         return text
 
     def say(self, text: str, *, role: str = "assistant") -> None:
-        """Say something."""
+        """Record a message."""
         self._row({"type": "say", "role": role, "text": text})
 
     def used(self, *, model: str = "", **more: float) -> None:
@@ -122,12 +124,14 @@ class Recorder:
             self._rows.append(row)
 
     def hand_over(self, transcript: bytes) -> None:
-        """Store the transcript that the agent's own harness wrote. It is scored instead of this recorder's."""
+        """Store the transcript that the agent's own harness wrote. It is scored instead of the recorder's own
+        transcript.
+        """
         self._foreign = transcript
 
     def write(self, path: Path, ended: str, why: str = "") -> None:
         """Close the transcript and write it."""
-        # A scripted agent uses no model; for others the figures are those of the endpoint.
+        # A scripted agent uses no model. For other agents, the figures are those that the endpoint reported.
         used = self._used if "model" in self._head else {"tokens": 0, "usd": 0.0, "turns": self._calls + 1}
         end = {"type": "end", "ended": ended, **({"why": why} if why else {}), **used}
         own = "".join(json.dumps(row) + "\n" for row in (self._head, *self._rows, end))

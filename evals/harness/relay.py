@@ -2,8 +2,8 @@
 
     python -I relay.py DOOR
 
-DOOR is a file with a port of this machine and a password. The program has no other data: the server, its environment
-and the key of the seals are on the other side (`proxy.py`). It imports nothing from this package.
+DOOR is a file that contains a loopback port and a password. This program has no other data: only the proxy (`proxy.py`)
+can access the server, its environment and the key of the seals. It imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 
 
 def main(door: str) -> int:
-    """Forward bytes both ways until the server closes the connection."""
+    """Forward bytes in both directions until the server closes the connection."""
     with open(door, encoding="utf-8") as file:  # noqa: PTH123
         known = json.load(file)
     with socket.create_connection(("127.0.0.1", known["port"]), timeout=10) as connection:

@@ -1,8 +1,8 @@
 """Run an agent through cases on a stage, and write the trials to disk. A failed trial is recorded, never dropped.
 
-An agent is a module `agents/<name>.py`, found by its name. A scripted one offers `play(case, recorder)` and gets the
-case, since the oracle follows its witness. A real one offers `make(setup)`, which returns such a function. That
-function reads only the limits of the case, and gets the prompt and the server.
+An agent is a module `agents/<name>.py`, found by its name. A scripted agent defines `play(case, recorder)`; it gets the
+case, because the oracle follows the case's witness. A real agent defines `make(setup)`, which returns such a function.
+That function uses the prompt and the server, and reads nothing of the case except its limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def agents() -> list[str]:
 
 
 def agent(name: str, setup: Setup | None = None) -> Play:
-    """Return an agent by its name. Raises EvalError if the name is unknown or its setup fails."""
+    """Return the agent with this name. Raises EvalError if the name is unknown or the agent's setup fails."""
     if name not in agents():
         raise EvalError(f"unknown agent {name!r}", f"There are: {', '.join(agents())}")
     module = import_module(f"evals.agents.{name}")
@@ -47,12 +47,12 @@ def agent(name: str, setup: Setup | None = None) -> Play:
 
 
 def is_real(name: str) -> bool:
-    """Return true if an agent uses a model, and so needs a setup."""
+    """Return true if an agent uses a model and therefore needs a setup."""
     return hasattr(import_module(f"evals.agents.{name}"), "make")
 
 
 def harness(name: str, setup: Setup) -> str:
-    """Return the program between the model and the server, with its version. Comparisons of runs include both."""
+    """Return the name and version of the program between the model and the server. Comparisons of runs include both."""
     program: str | None = getattr(import_module(f"evals.agents.{name}"), "PROGRAM", None)
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
@@ -60,7 +60,7 @@ def harness(name: str, setup: Setup) -> str:
 def run(
     head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int = 1
 ) -> None:
-    """Play all trials of a run, `jobs` at a time. Existing trials are kept, so that a run can be resumed."""
+    """Run all trials of a run, `jobs` at a time. Existing trials are kept, so that a run can be resumed."""
     head.folder.mkdir(parents=True, exist_ok=True)
     value = {k: v for k, v in asdict(head).items() if k != "folder"}
     (head.folder / "run.json").write_text(json.dumps(value, indent=1), "utf-8")
@@ -74,14 +74,14 @@ def run(
         try:
             for each in played:
                 each.result()
-        except BaseException:  # such as Ctrl-C: cancel the trials that have not started
+        except BaseException:  # after Ctrl-C, for example: cancel the trials that have not started
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def trial(case: Case, world: World, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
-    """Play one trial. `trial.json` is written last: a trial without it is incomplete and is played again."""
-    if folder.exists():  # files of an interrupted trial would be part of this world
+    """Run one trial. `trial.json` is written last: a trial without it is incomplete and is run again."""
+    if folder.exists():  # files of an interrupted trial must not become part of this world
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     seed, key = world.seed * 1_000 + n, secrets.token_bytes(32)
@@ -109,7 +109,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         ended, why = "limit", f"{limit} calls"
     except (SceneDied, AgentDied) as error:
         ended, why, infra = "error", str(error), str(error)
-    except Exception as error:  # a crash is an INFRA trial, not a failed case
+    except Exception as error:  # a crash gives the verdict INFRA, not a failed case
         ended, why, infra = "error", repr(error), f"the agent crashed: {error!r}"
     recorder.write(folder / "transcript.jsonl", ended, why)
     try:
@@ -118,7 +118,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         infra = infra or f"no end state: {error!r}"
     seals = {"key": key.hex(), "count": recorder.sealer.n, "last": recorder.sealer.last}
     head: dict[str, Any] = {"infra": infra, "seals": None if recorder.raw else seals}
-    read_ledger = getattr(scene, "ledger", None)  # the raw stage has no server, so no ledger
+    read_ledger = getattr(scene, "ledger", None)  # the raw stage has no server and therefore no ledger
     if read_ledger is not None and not infra:
         since, events = read_ledger()
         head["ledger"] = ledger_check.write(folder, events, since)
@@ -126,7 +126,7 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
 
 
 def fill(prompt: str, facts: dict[str, Any]) -> str:
-    """Replace `{name}` in a prompt by the trial's facts; other braces are kept."""
+    """Replace each `{name}` in a prompt with the trial's fact of that name; other braces are kept."""
     for name, value in facts.items():
         prompt = prompt.replace(f"{{{name}}}", str(value))
     return prompt
@@ -135,6 +135,6 @@ def fill(prompt: str, facts: dict[str, Any]) -> str:
 def new_run(
     folder: Path, name: str, arm: str, cases: Iterable[str], trials: int, pack: str, setup: Setup | None = None
 ) -> Run:
-    """Return the head of a run, including the setup if the agent has one."""
+    """Return the metadata of a run, including the setup if the agent has one."""
     model, between = (setup.model, harness(name, setup)) if setup else ("", "evals")
     return Run(folder, name, tuple(cases), arm, model, between, pack, None, trials)

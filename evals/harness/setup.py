@@ -1,4 +1,4 @@
-"""Define the setup of an agent under test: its model, its pack, and its environment."""
+"""Define the setup of an agent under test: its model, skill pack and environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN: Final = frozenset(
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup of a real agent. `model` is empty for the agent's own default; `url` is for endpoints.
+    """The setup of a real agent. An empty `model` selects the agent's own default; `url` is used only for endpoints.
 
     `key_env` names the variable with an endpoint's key, empty for an endpoint without keys.
     """
@@ -56,7 +56,8 @@ class Setup:
         return done.stdout.decode("utf-8", "replace").strip().partition("\n")[0][:100]
 
     def environment(self, *prefixes: str) -> dict[str, str]:
-        """Return the environment variables for an agent's program: the machine's, and those with its own prefixes.
+        """Return the environment variables for an agent's program: general ones such as PATH, and any with these
+        prefixes.
 
         Tokens for clouds, the Hub and other services are excluded, because an agent under test must not have them.
         """
@@ -72,16 +73,16 @@ class Setup:
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
     """Add the options of a real agent to a command that runs one."""
-    parser.add_argument("--model", default="", help="the default is the agent's own; required for an endpoint")
+    parser.add_argument("--model", default="", help="the model (default: the agent's own; required for an endpoint)")
     parser.add_argument("--arm", choices=ARMS, default="none", help="the part of the skill pack that the agent sees")
-    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="a pack other than this checkout's; for --arm old")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="another pack's folder; required for --arm old")
     parser.add_argument("--url", default=Setup.url, help="the endpoint's address, including /v1")
     parser.add_argument("--key-env", default=Setup.key_env, metavar="NAME", help="the variable with the endpoint's key")
     parser.add_argument("--timeout", type=float, default=Setup.timeout_s, metavar="SECONDS", help="for one trial")
 
 
 def from_flags(args: argparse.Namespace) -> Setup:
-    """Return the setup from the options. Raises EvalError if the arm can't be set up."""
+    """Return the setup that the options describe. Raises EvalError if the arm can't be set up."""
     pack = load_pack(args.arm, args.pack)
     return Setup(args.model, pack, url=args.url, key_env=args.key_env, timeout_s=args.timeout)
 

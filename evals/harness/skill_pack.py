@@ -15,12 +15,12 @@ from evals.scoring.surface import HERE
 
 ARMS: Final = ("none", "pack", "forced", "old")
 _MAX_TEXT: Final = 200_000
-"""Forcing more text than this into a context would test the context, not the pack."""
+"""Maximum characters of a forced pack. More text than this would test the model's context window, not the pack."""
 
 
 @dataclass(frozen=True)
 class Skill:
-    """One skill: its folder, and the two fields that all clients show to their model."""
+    """One skill: its folder and the two fields that every client shows to its model."""
 
     folder: Path
     name: str
@@ -52,8 +52,8 @@ class Skill:
 class Pack:
     """The skills that an agent sees in one arm.
 
-    The agent can find `skills`; `forced` is in its context. `bare` hides the server's own copy of the skills (its
-    resources), since it is the pack under test.
+    The agent can find the `skills`; the text `forced` is in its context. `bare` hides the server's own copy of the
+    skills (its resources), because that copy is the pack under test.
     """
 
     arm: str
@@ -94,7 +94,7 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
 
 
 def _split(page: Path) -> tuple[dict[str, str], str]:
-    """Return (the one-line fields of the front matter, the text below)."""
+    """Return the one-line fields of the front matter, and the text after it."""
     text = page.read_text("utf-8")
     if not text.startswith("---\n") or "\n---\n" not in text[4:]:
         return {}, text

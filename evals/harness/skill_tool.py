@@ -1,6 +1,6 @@
-"""Show a pack to a model in a loop without a harness: names in the system prompt, pages on request.
+"""Show a pack to a model that runs in a loop without a harness: names in the system prompt, pages on request.
 
-Clients do the same. The tool is the harness's, not the server's; `trigger` checks detect its calls.
+Clients do the same. The tool belongs to the harness, not to the server; checks of the kind `trigger` detect its calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Run an agent that is a program, in a separate folder, with few variables and a time limit.
+"""Run an agent that is a program, in a separate folder, with few environment variables and a time limit.
 
-Its output is the transcript.
+The program's output is the transcript.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def drive(
 ) -> None:
     """Run the program with the prompt on its standard input, and hand over its output. Raises AgentDied.
 
-    `ends` are the types of lines that close a transcript: a program that fails after one is scored by its output.
+    `ends` are the types of lines that end a transcript: if a program fails after such a line, its output is scored.
     """
     try:
         process = subprocess.Popen(
@@ -60,7 +60,7 @@ def drive(
     assert process.stdin is not None
     why = ""
     try:
-        with suppress(OSError):  # it ended without reading; its exit status gives the reason
+        with suppress(OSError):  # the program ended without reading its input; its exit status gives the reason
             process.stdin.write(recorder.prompt.encode())
             process.stdin.close()
         process.wait(setup.timeout_s)
@@ -81,7 +81,7 @@ def drive(
 
 
 def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
-    """Return true if a line closes the transcript; notes on background tasks may follow it."""
+    """Return true if one of the last lines ends the transcript; notes on background tasks may follow that line."""
     for line in output.strip().rsplit(b"\n", _NOTES)[-_NOTES:]:
         try:
             row = json.loads(line)
@@ -93,7 +93,7 @@ def is_closed(output: bytes, ends: tuple[str, ...]) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and its remaining processes, so that none writes while the trial is scored."""
+    """Kill the program and its remaining processes, so that nothing is written while the trial is scored."""
     if os.name == "posix":
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ class _Reader:
             self._blocks.append(block)
 
     def data(self) -> bytes:
-        """Return the data read, after the program has ended."""
+        """Return the data that was read. Called after the program has ended."""
         self._thread.join(10)
         if not self._thread.is_alive():
             self._stream.close()

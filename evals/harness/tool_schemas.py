@@ -24,9 +24,9 @@ _KNOWN: Final[dict[tuple[str, ...], Shown]] = {}
 
 
 def shown(command: list[str], env: dict[str, str]) -> Shown:
-    """Start a server, list its tools, stop it. Raises JsonProcessError if it does not answer.
+    """Start a server, list its tools and stop it. Raises JsonProcessError if it does not answer.
 
-    Cached for each command, because the tools do not depend on the world.
+    The result is cached by command, because the tools do not depend on the world.
     """
     key = tuple(command)
     if key not in _KNOWN:
@@ -51,7 +51,7 @@ _RULES: Final = frozenset(
 def schemas(offer: Shown) -> dict[str, Any]:
     """Return the content of `tools.json`: for each tool the schema of its arguments, without descriptions and defaults.
 
-    Raises EvalError for a rule that `surface.faults` does not check.
+    Raises EvalError for a schema keyword that `surface.faults` does not check.
     """
     return {tool["name"]: _rules(tool["inputSchema"], tool["name"]) for tool in offer.tools}
 

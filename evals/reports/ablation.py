@@ -1,6 +1,7 @@
 """Measure the value of a pack: compare runs without it, with it, with its text in the context, and with an old pack.
 
-`forced - none` is the value of the content; `pack - forced` is the loss because the skill was not found in time.
+`forced - none` is the value of the content; `pack - forced` is the loss from trials in which no skill was loaded in
+time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ ARMS: Final = ("none", "pack", "forced", "old")
 _PAIRS: Final = (
     ("none", "pack", "uplift of the pack"),
     ("none", "forced", "value of the content"),
-    ("forced", "pack", "loss by not being found"),
+    ("forced", "pack", "loss from skills that were not found"),
     ("old", "pack", "change since the old pack"),
 )
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: its numbers and its trials."""
+    """One arm: its figures and its trials."""
 
     summary: Summary
     trials: Sequence[Trial]
@@ -45,7 +46,9 @@ class Arm:
 
 
 def pairs(arms: Sequence[Arm]) -> list[tuple[str, Comparison]]:
-    """Return every comparison that the arms allow. Raises EvalError for unknown, repeated or too few arms."""
+    """Return every comparison that is possible between these arms. Raises EvalError for unknown, repeated or too few
+    arms.
+    """
     by_name = {arm.summary.run.arm: arm for arm in arms}
     if len(by_name) != len(arms) or not by_name.keys() <= set(ARMS) or len(arms) < 2:
         raise EvalError(f"these arms can't be compared: {', '.join(a.summary.run.arm for a in arms)}", _ARMS_REMEDY)

@@ -1,4 +1,4 @@
-"""Compare two runs: which trials may be reused, what got worse, and whether the difference is significant."""
+"""Compare two runs: which trials can be reused, what got worse, and whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 class Plan(StrEnum):
-    """The work left for a trial: nothing, score it again, or run it again."""
+    """The remaining work for a trial: none, scoring it again, or running it again."""
 
     REUSE = "REUSE"
     REGRADE = "REGRADE"
@@ -50,7 +50,7 @@ def plan(trial: Trial, case: Case, world: World, *, pack: str, model: str, score
 class Comparison:
     """A comparison of `after` with `before`.
 
-    `difference` is that of the pass rates in the common cases, with an interval from resampled clusters.
+    `difference` is the difference between the pass rates of the common cases, with an interval from resampled clusters.
     """
 
     before: Summary
@@ -68,7 +68,7 @@ class Comparison:
     def exit(self) -> Exit:
         """Return the exit code.
 
-        A case that always passed and now always fails, or a new veto, is a regression at once.
+        A case that always passed and now always fails is a regression, and so is a new veto.
         """
         if self.before.undecidable or self.after.undecidable:
             return Exit.UNDECIDABLE
@@ -80,7 +80,9 @@ class Comparison:
 
 
 def compare(before: Summary, after: Summary, old: Sequence[Trial], new: Sequence[Trial]) -> Comparison:
-    """Pair two runs by case. Rates of whole runs are compared only if both tried the same cases equally often."""
+    """Compare two runs case by case. The pass rates of the runs are compared only if both tried the same cases equally
+    often.
+    """
     rows0, rows1 = {r.id: r for r in before.rows}, {r.id: r for r in after.rows}
     shared = sorted(rows0.keys() & rows1.keys())
     deltas: dict[str, list[float]] = defaultdict(list)
@@ -123,7 +125,7 @@ def _rate(summary: Summary, ids: Sequence[str]) -> float:
 def _always_pass(trials: Sequence[Trial]) -> set[str]:
     """Return the checks that passed in every trial of both arms.
 
-    They do not distinguish the arms, and can be retired.
+    They do not distinguish the arms and can be removed.
     """
     seen: dict[str, bool] = {}
     for trial in trials:

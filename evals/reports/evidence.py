@@ -1,4 +1,4 @@
-"""Create the evidence table in README.md: every scripted agent plays every world, with the gates and without them."""
+"""Create the evidence table in README.md: every scripted agent runs in every world, with the gates and without them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARMS: Final = (
     ("nop", "raw"),
     ("parrot", "raw"),
 )
-"""`nop` and `parrot` call nothing, so gates make no difference to them."""
+"""`nop` and `parrot` call no tools, so the gates don't affect them."""
 PERSONS: Final = ("ordered", "answers", "asleep", "absent")
 NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("oracle", "gated"): PERSONS,
@@ -41,22 +41,23 @@ NIGHT_ARMS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
 }
 """The simulated users for each arm in the worlds that have a night."""
 ANYBODY: Final = "anybody: no alerts"
-"""The label of the user of an arm without gates: no watch runs, so no alert is sent."""
+"""The label of the simulated user in an arm without gates, where no watch runs and no alert is sent."""
 SCENARIOS: Final = (*((*key, "") for key in ARMS), *((*key, p) for key, people in NIGHT_ARMS.items() for p in people))
 """Agent, stage, and the simulated user in worlds with a night; "" for all worlds without a night."""
 README: Final = HERE.parent / "README.md"
 RESULTS: Final = HERE / "evidence.jsonl"
-"""The file with the result of every trial behind the table."""
+"""The file that contains the result of every trial in the table."""
 _BLOCK: Final = re.compile(r"(<!-- generated:evidence -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 _FIGURES: Final = 3
 """The index of the first column with measured values."""
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE: Final = 0.03
 NEAR: Final = 2
-"""Tolerance of a figure in the table. Costs also depend on real seconds, and a careless agent's progress before a real
-process ends differs between machines. A test asserts the figures that must be zero."""
+"""Tolerances of a figure in the table: relative and absolute. Costs also depend on elapsed real time, and how far a
+careless agent gets before a real process ends differs between machines. A test asserts the figures that must be
+zero."""
 NEAR_TRIAL: Final = 0.5
-"""Tolerance in dollars of one trial: some minutes on a slow machine."""
+"""Tolerance of one trial's cost in dollars: the cost of some additional minutes on a slow machine."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Result:
     duplicates: int
 
     def differs(self, other: Result) -> bool:
-        """Return true if the results differ. Dollars, which also depend on real time, have a tolerance."""
+        """Return true if the results differ. Dollar amounts have a tolerance, because they also depend on real time."""
         sums = ((self.spent_usd, other.spent_usd), (self.wasted_usd, other.wasted_usd))
         if any(abs(a - b) > NEAR_TRIAL + TOLERANCE * a for a, b in sums):
             return True
@@ -84,7 +85,7 @@ def play(
     name: str, arm: str, folder: Path, cases: dict[str, Case], worlds: dict[str, World], chosen: list[str],
     *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
-    """Play one agent on one stage, and score its trials. The arm of a real agent comes from its setup."""
+    """Run one agent on one stage and score its trials. A real agent's setup defines its arm."""
     root = setup.pack.root if setup else HERE.parent
     head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
     run(head, agent(name, setup), stage(arm), cases, worlds, jobs=jobs)
@@ -100,7 +101,7 @@ def cases_of(person: str, cases: dict[str, Case], worlds: dict[str, World]) -> t
 
 
 def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
-    """Draw one case from every fourth cluster, and at least one."""
+    """Choose one case from every fourth cluster, and at least one case."""
     draw, clusters = random.Random(seed), defaultdict[str, list[str]](list)
     for name in chosen:
         clusters[cases[name].cluster].append(name)
@@ -109,7 +110,7 @@ def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str
 
 
 def results(name: str, trials: Iterable[Trial]) -> list[Result]:
-    """Return the results of a run's trials. A trial without an end state has no known damage, shown as -1."""
+    """Return the results of a run's trials. The damage of a trial without an end state is unknown and shown as -1."""
     found = []
     for t in trials:
         d, verdict = t.score.damage, t.score.verdict.value
@@ -124,7 +125,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 
 def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) -> None:
-    """Write the result of every trial in a folder of `table`."""
+    """Write the result of every trial in the folder that `table` filled."""
     found: list[Result] = []
     for name in ("-".join(filter(None, scenario)) for scenario in SCENARIOS):
         found += results(name, score_run(read_run(folder / name), cases))
@@ -132,7 +133,7 @@ def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) ->
 
 
 def table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int) -> str:
-    """Return two tables: of all arms in worlds without a night, and of the nights by simulated user.
+    """Return two tables: one of all arms in worlds without a night, and one of the nights by simulated user.
 
     Existing runs in the folder are resumed.
     """
@@ -145,7 +146,7 @@ def night_runs(
     folder: Path, cases: dict[str, Case], worlds: dict[str, World], *, jobs: int,
     arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
 ) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
-    """Play the worlds that have a night with each simulated user of an arm. Return (person, run, trials) of each."""
+    """Run the worlds that have a night with each simulated user of an arm. Return (person, run, trials) for each."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
         chosen, night = cases_of(person, cases, worlds)
@@ -160,10 +161,10 @@ def night_table(folder: Path, cases: dict[str, Case], worlds: dict[str, World], 
 
 
 def write(text: str, readme: Path = README) -> None:
-    """Insert the table between the marks."""
+    """Insert the table between the two markers."""
     old = readme.read_text("utf-8")
     if not _BLOCK.search(old):
-        raise EvalError("missing block <!-- generated:evidence -->", "Restore the two marks", file=readme)
+        raise EvalError("missing block <!-- generated:evidence -->", "Restore the two markers", file=readme)
     readme.write_text(_BLOCK.sub(lambda m: m[1] + text + m[3], old), "utf-8")
 
 

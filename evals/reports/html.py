@@ -1,6 +1,6 @@
-"""Write the report as one HTML page without scripts or external fonts and images.
+"""Write the report as one HTML page without scripts, external fonts or images.
 
-It has a light and a dark theme, and supports screen readers.
+The page has a light and a dark theme and supports screen readers.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
     """Return the whole page. `scripted` marks runs of agents that follow a script instead of a model."""
     run, total = summary.run, sum(summary.verdicts.values())
     facts = [f"arm {run.arm}", run.model or "model not recorded", f"{len(summary.rows)} cases, {total} trials"]
-    body = [f"<h1>What {text(run.agent)} did with other people's GPUs</h1>"]
+    body = [f"<h1>How {text(run.agent)} used GPUs</h1>"]
     body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
     if summary.undecidable:
-        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing, more than 5 %."
+        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing, which is more than 5 %."
         body.append(f'<p class="note">Undecidable: {died}</p>')
     whole, k, d = summary.all_k(), summary.k, summary.damage
     body += [
@@ -87,7 +87,7 @@ def _tile(value: str, words: str, *, bad: bool = False) -> str:
 
 
 def _charts(summary: Summary) -> Iterator[str]:
-    """Yield the outcome, the pass rate and the money of each cluster, as charts."""
+    """Yield charts of the outcome, the pass rate and the money of each cluster."""
     clusters = sorted(summary.by_cluster.items())
     counts = [(name, [(v.value, c[v]) for v in _ORDER]) for name, c in clusters]
     key = "".join(f'<span><i style="--c:var(--{v.value})"></i>{v.value}</span>' for v in _ORDER)
@@ -108,7 +108,9 @@ def _charts(summary: Summary) -> Iterator[str]:
 
 
 def _story(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the most informative trial: one in which a veto fired on calls, otherwise one that failed."""
+    """Yield the timeline of the most informative trial: one in which a veto fired on calls, otherwise one that
+    failed.
+    """
     bad = [t for t in trials if t.score.verdict in (Verdict.FAIL, Verdict.INVALID) and t.transcript.calls]
     if not bad:
         return
@@ -124,7 +126,7 @@ def _story(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _tables(summary: Summary) -> Iterator[str]:
-    """Yield every case, and the headline figures, as tables."""
+    """Yield tables of every case and of the headline figures."""
     order = sorted(summary.rows, key=lambda r: (r.passes / r.n if r.n else -1, r.id))
     lines = [
         f'<tr><th scope="row"><code>{text(r.id)}</code></th><td>{text(r.cluster)}</td>'

@@ -1,4 +1,4 @@
-"""Write the report as JSON: every trial with its checks, and the numbers of the run."""
+"""Write the report as JSON: every trial with its checks, and the figures of the run."""
 
 from __future__ import annotations
 

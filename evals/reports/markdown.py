@@ -24,7 +24,7 @@ _HEAD = (
 
 
 def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """Yield a Markdown table; the first row is the head."""
+    """Yield a Markdown table; the first row is the header."""
     for n, row in enumerate(rows):
         yield "| " + " | ".join(cell(value) for value in row) + " |"
         if n == 0:
@@ -78,7 +78,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("trials without a veto", percent(summary.veto_free)),
     ]
     if summary.veto_bound is not None:
-        rows.append(("veto rate is below (95 %)", f"{100 * summary.veto_bound:.1f} %"))
+        rows.append(("upper bound of the veto rate (95 %)", f"{100 * summary.veto_bound:.1f} %"))
     if summary.unscored:
         rows.append(("checks without a judge", str(summary.unscored)))
     if summary.unsealed:
@@ -90,7 +90,7 @@ def percent(interval: Interval | None) -> str:
     """Return a rate with its interval."""
     if interval is None:
         return "not defined"
-    if interval.low == interval.high:  # all clusters have the same rate, so resampling them gives no interval
+    if interval.low == interval.high:  # every cluster has the same rate, so resampling gives no interval
         return f"{100 * interval.value:.1f} % (the same in every cluster; no interval)"
     return f"{100 * interval.value:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
@@ -108,7 +108,7 @@ def comparison(c: Comparison) -> str:
     named = (
         ("better", c.better),
         ("worse", c.worse),
-        ("always passed before, never now", c.flips),
+        ("always passed before and never passes now", c.flips),
         ("new vetoes", c.new_vetoes),
     )
     lines += [f"- {name}: {', '.join(ids) or 'none'}" for name, ids in named]

@@ -1,4 +1,4 @@
-"""Compute the numbers of a run that every report shows."""
+"""Compute the figures of a run that every report shows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""A run is undecidable if more than this share of its trials died or is missing."""
+"""A run is undecidable if more than this share of its trials died or are missing."""
 
 
 @dataclass(frozen=True)
 class CaseRow:
-    """One case of a run. `flaky`: some trials passed and some failed with nothing changed between them."""
+    """One case of a run. `flaky`: some trials passed and others failed, although nothing changed between them."""
 
     id: str
     cluster: str
@@ -39,13 +39,13 @@ class CaseRow:
 
     @property
     def flaky(self) -> bool:
-        """Return true if its trials disagree."""
+        """Return true if some trials passed and others failed."""
         return 0 < self.passes < self.n
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers. `n` is the number of trials except INFRA ones."""
+    """The figures of a run. `n` is the number of trials except INFRA ones."""
 
     run: Run
     rows: tuple[CaseRow, ...]
@@ -56,7 +56,7 @@ class Summary:
     k: int
     unscored: int
     unsealed: int
-    """The number of trials whose transcript has no seals, because no stage's server produced it."""
+    """The number of trials whose transcript has no seals, because no server of a stage sealed its replies."""
 
     @property
     def n(self) -> int:
@@ -65,7 +65,7 @@ class Summary:
 
     @property
     def undecidable(self) -> bool:
-        """Return true if too many trials died for a conclusion."""
+        """Return true if too many trials died to draw a conclusion."""
         total = sum(self.verdicts.values())
         return total == 0 or self.verdicts[Verdict.INFRA] / total > MAX_INFRA
 
@@ -81,15 +81,15 @@ class Summary:
 
     @property
     def veto_bound(self) -> float | None:
-        """Return the upper bound of the veto rate if no veto fired."""
+        """Return the upper bound of the veto rate if no veto fired; otherwise None."""
         return None if any(r.vetoed for r in self.rows) else zero_bound(self.n)
 
     def all_k(self) -> Interval | None:
-        """Return the mean of pass^k over cases, clusters resampled: the headline."""
+        """Return the mean of pass^k over the cases, with clusters resampled: the headline figure."""
         return self._mean(pass_hat_k)
 
     def any_k(self) -> Interval | None:
-        """Return the mean of pass@k over cases, clusters resampled."""
+        """Return the mean of pass@k over the cases, with clusters resampled."""
         return self._mean(pass_at_k)
 
     def _mean(self, figure: Callable[[int, int, int], float | None]) -> Interval | None:
@@ -102,7 +102,7 @@ class Summary:
 
 
 def summarize(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Summary:
-    """Add up the trials of a run."""
+    """Summarize the trials of a run."""
     by_case: dict[str, list[Trial]] = defaultdict(list)
     by_cluster: dict[str, Counter[Verdict]] = defaultdict(Counter)
     for trial in trials:

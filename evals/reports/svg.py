@@ -16,7 +16,7 @@ def text(value: object) -> str:
 
 
 def figure(body: Iterable[str], height: float, title: str, description: str) -> str:
-    """Return an SVG of the page's width with a title and a description."""
+    """Return an SVG image of the page's width, with a title and a description."""
     head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{text(title)}: {text(description)}">'
     return head + "".join(body) + "</svg>"
 
@@ -85,5 +85,5 @@ def money(rows: Sequence[tuple[str, float, float]], title: str) -> str:
         )
         note = f"${useful + wasted:.2f}" + (f", ${wasted:.2f} wasted" if wasted else "")
         body.append(_words(LABEL + (useful + wasted) * unit + 10, y + 14, note, "soft"))
-    described = "; ".join(f"{label}: ${a + b:.2f}, of which ${b:.2f} wasted" for label, a, b in rows)
+    described = "; ".join(f"{label}: ${a + b:.2f}, of which ${b:.2f} was wasted" for label, a, b in rows)
     return figure(body, len(rows) * ROW + 8, title, described)

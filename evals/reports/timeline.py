@@ -9,7 +9,7 @@ from evals.scoring.trials import Trial
 
 _MAX_CALLS = 120
 _LETTER = 8.0
-"""Width of a letter in a mark's name, an upper estimate."""
+"""An upper estimate of the width of a letter in a mark's name."""
 
 
 def timeline(trial: Trial) -> str:
@@ -59,10 +59,12 @@ class _LaneMarks:
     end: float = 0.0
 
     def mark(self, x: float, y: float, ids: list[str]) -> str:
-        """Draw a mark, which shows its checks on hover, with their names if they are new and there is space."""
+        """Draw a mark that shows its checks on hover. Their names are written next to it if they are new and there is
+        space.
+        """
         words = ", ".join(ids)
         drawn = f'<path d="M{x:.1f} {y - 4} l-6 -10 h12 z" class="veto"><title>{text(words)}</title></path>'
-        before = x - 8 - _LETTER * len(words)  # at a position that no later mark can cover
+        before = x - 8 - _LETTER * len(words)  # to the left of the mark, where no later mark can cover the names
         left = before if before >= LABEL else x + 8
         if words in self.words or left < self.end:
             return drawn

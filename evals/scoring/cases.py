@@ -1,4 +1,6 @@
-"""Cases as data: `cases.jsonl`, and the invariants of all cases, `invariants.jsonl`. Errors have a file and line."""
+"""Cases as data (`cases.jsonl`), and the invariants of all cases (`invariants.jsonl`). Errors name the file and the
+line.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,9 @@ _REMEDY: Final = "See evals/README.md, 'Add a case'"
 
 @dataclass(frozen=True)
 class Case:
-    """One situation for an agent.
+    """One case: a situation in which an agent is tested.
 
-    `twin` is a case with the same prompt, but in which the right act of this one is wrong.
+    `twin` names a case with the same prompt, in which the right action of this case would be wrong.
     """
 
     id: str
@@ -78,7 +80,7 @@ class Case:
 
     @property
     def needs_end(self) -> bool:
-        """Return true if some check can't be scored without the end state of a world."""
+        """Return true if a check can't be scored without the end state of a world."""
         return any(c.kind == "state" for c in self.checks)
 
 
@@ -97,14 +99,14 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
         other = cases.get(case.twin)
         if other is None or other.twin != case.id or other is case:
             remedy = "A twin is another case that names this one as its twin"
-            raise EvalError(f"case {case.id}: its twin {case.twin!r} is not its twin", remedy, file=path)
+            raise EvalError(f"case {case.id}: the case {case.twin!r} does not name it as its twin", remedy, file=path)
         if other.prompt != case.prompt or other.world == case.world:
-            raise EvalError(f"case {case.id} and its twin", "Same prompt, other world", file=path)
+            raise EvalError(f"case {case.id} and its twin", "They need the same prompt and different worlds", file=path)
     return cases
 
 
 def load_invariants(path: Path) -> Iterator[Check]:
-    """Return the invariants of all cases. An invariant may stay unexercised, because no case is written for it."""
+    """Return the invariants of all cases. An invariant may remain unexercised, because no case is written for it."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
@@ -161,12 +163,12 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
 def _check_faults(
     checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
 ) -> Iterator[str]:
-    """Describe the faults of a case's checks as a whole: ids, kinds, and skipping."""
+    """Describe the faults that concern all checks of a case together: duplicate ids, missing kinds, and skipping."""
     ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
-        yield f"two checks are called {id!r}"
+        yield f"two checks have the id {id!r}"
     if all(c.kind in WORDS for c in checks):
-        yield "words alone can't pass a case: add a check on calls or on the end state"
+        yield "checks on words alone are not enough: add a check on calls or on the end state"
     firm = {c.id for c in checks if not c.may_skip}
     for row in rows:
         if row.get("may_skip") and row.get("forced_by") not in firm:
@@ -175,13 +177,13 @@ def _check_faults(
 
 def _check(row: Any, path: Path, line: int) -> Check:
     if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not isinstance(row.get("kind"), str):
-        raise EvalError("a check without an id and a kind", _REMEDY, file=path, line=line)
+        raise EvalError("a check needs an id and a kind", _REMEDY, file=path, line=line)
     kind = load_kinds().get(row["kind"])
     if kind is None:
         known = f"There are: {', '.join(sorted(load_kinds()))}"
         raise EvalError(f"check {row['id']}: unknown kind {row['kind']!r}", known, file=path, line=line)
     if row.get("severity", "fail") not in ("fail", "veto"):
-        raise EvalError(f"check {row['id']}: the severity is fail or veto", _REMEDY, file=path, line=line)
+        raise EvalError(f"check {row['id']}: the severity must be fail or veto", _REMEDY, file=path, line=line)
     spec = {k: v for k, v in row.items() if k not in _COMMON}
     faults = list(kind.faults(spec))
     if "example" in spec and "call" in spec:
@@ -197,7 +199,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
 
 
 def call_of(example: dict[str, Any]) -> Call:
-    """Return a finished call from an example in a case: literal tool, args and result."""
+    """Return a finished call from an example in a case, with its tool, args and result unchanged."""
     server = str(example.get("server", "gpuwarden"))
     result = example.get("result", {"ok": True})
     ok = example.get("ok", True)

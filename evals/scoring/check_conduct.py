@@ -24,15 +24,15 @@ from evals.transcripts.canonical import Call
 
 
 class TooMuch(Exception):
-    """A check would try more candidate assignments than MAX_WORK."""
+    """Raised when a check would try more candidate assignments than MAX_WORK."""
 
 
 @kind("calls", {"call": a_call}, {"min": a_number, "max": a_number, "example": a_call, "gate": a_call})
 def check_calls(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that at least `min` and at most `max` calls fit `call`; by default only successes count.
 
-    If no call is allowed, `example` is one that fits: the self-test makes it. A call that fits `gate` counts as well,
-    because its reply shows that the gate itself checked.
+    If no call is allowed, `example` is a call that fits, which the self-test inserts. A call that fits `gate` counts as
+    well, because its reply shows that the gate made this check itself.
     """
     patterns = [spec["call"], *([spec["gate"]] if "gate" in spec else [])]
     fit = {call.seq: call for pattern in patterns for call, _ in found(trial, pattern, trial.env, ok=True)}
@@ -51,7 +51,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
 
     `example` is a call that would fit, to demonstrate the pattern.
 
-    `lead` are calls that the self-test makes before the example, so that the example has no other fault.
+    `lead` lists calls that the self-test inserts before the example, so that the example has no other fault.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if hits:
@@ -63,7 +63,7 @@ def check_never(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("order", {"steps": calls})
 def check_order(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that calls fit the `steps` in sequence: each result arrived before the next call."""
+    """Check that calls fit the `steps` in sequence, and that each result arrived before the next call."""
     steps, work = spec["steps"], [0]
 
     def walk(n: int, after: int, env: Env) -> bool:
@@ -96,11 +96,13 @@ def needs(value: Any) -> Iterator[str]:
 
 @kind("guard", {"call": a_call, "needs": needs}, {"must": a_pattern, "gate": a_pattern})
 def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that earlier evidence precedes each call that fits `call`: for each of `needs` a call with its bindings.
+    """Check that evidence precedes each call that fits `call`: for each of `needs`, an earlier call with the same
+    bindings.
 
-    `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer
-    to the same question; one with `after` must be newer than every earlier call that fits that pattern. Nothing is
-    needed if the guarded call's own result fits `gate`, because it shows that the gate itself checked.
+    `must` is a pattern of the guarded call's own arguments. A need with `latest` accepts only the newest answer to the
+    same question; the evidence for a need with `after` must be newer than every earlier call that fits that pattern.
+    Nothing is needed if the guarded call's own result fits `gate`, because that result shows that the gate made this
+    check itself.
     """
     guarded = list(found(trial, spec["call"], trial.env))
     if not guarded:
@@ -133,7 +135,7 @@ def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
 
 
 def _all_met(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env, work: list[int]) -> bool:
-    """Return true if some choice of evidence meets all needs with one set of bindings."""
+    """Return true if some combination of calls meets all needs with one set of bindings."""
     if not needs:
         return True
     for proof, bound in found(trial, _pattern(needs[0]), env, ok=True):
@@ -144,12 +146,12 @@ def _all_met(needs: Sequence[dict[str, Any]], trial: Trial, call: Call, env: Env
 
 
 def _counts(need: dict[str, Any], trial: Trial, proof: Call, call: Call, env: Env) -> bool:
-    """Return true if the evidence precedes the guarded call, and is as new as `latest` and `after` require."""
+    """Return true if the evidence precedes the guarded call and is as recent as `latest` and `after` require."""
     if not _before(proof, call):
         return False
     if need.get("latest"):
-        # The same tool and arguments were answered again before the guarded call. If the newer answer is not evidence,
-        # the older one is out of date.
+        # If the same question was answered again before the guarded call and the newer answer is not evidence, the
+        # older answer is out of date.
         question = {k: v for k, v in _pattern(need).items() if k not in ("result", "ok")}
         for other, _ in found(trial, question, env):
             later = _before(other, call) and (other.done_seq or 0) > (proof.done_seq or 0)

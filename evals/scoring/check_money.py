@@ -1,4 +1,4 @@
-"""Check money and pace: sums, gaps between calls, and budgets."""
+"""Check money and pace: sums, intervals between calls, and budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from evals.scoring.checks import (
 def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
     """Check that the numbers under `field` (`args.max_cost_usd`) of all calls that fit add up to at most `max`.
 
-    A missing number, a negative one and a value that is not a number fail: a call without a cap is not capped.
+    A missing number, a negative number or a value that is not a number fails, because a call without a valid cap is not
+    capped.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env, ok=True)]
     if not hits:
@@ -45,9 +46,10 @@ def check_sum(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 @kind("pace", {"call": a_call}, {"min_gap_s": a_number, "max_in_a_row": a_number})
 def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that matching calls are at least `min_gap_s` apart, with at most `max_in_a_row` of them in succession.
+    """Check that matching calls are at least `min_gap_s` seconds apart, and that at most `max_in_a_row` of them are
+    consecutive.
 
-    Calls without a time can't be paced, so with `min_gap_s` they fail.
+    With `min_gap_s`, calls without a time fail, because the interval between them is unknown.
     """
     hits = [call for call, _ in found(trial, spec["call"], trial.env)]
     if not hits:
@@ -56,7 +58,7 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
         least = spec["min_gap_s"]
         for a, b in pairwise(hits):
             if a.at is None or b.at is None:
-                return fail("calls without a time can't be paced")
+                return fail("the interval between calls without a time is unknown")
             gap = b.at - a.at
             if gap < least:
                 return fail(f"{b.tool} again after {gap:g} s, at least {least:g} s required", act=True, seqs=(b.seq,))
@@ -65,13 +67,13 @@ def check_pace(spec: dict[str, Any], trial: Trial) -> Outcome:
         for call in trial.transcript.calls:
             row = row + 1 if call.seq in marked else 0
             if row > most:
-                return fail(f"{row} calls of {call.tool} in a row, at most {most:g}", act=True, seqs=(call.seq,))
+                return fail(f"{row} consecutive calls of {call.tool}, at most {most:g}", act=True, seqs=(call.seq,))
     return PASS
 
 
 @kind("budget", {}, {"max_tokens": a_number, "max_turns": a_number, "max_usd": a_number, "max_calls": a_number})
 def check_budget(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the agent's own use stays within bounds. A figure that the transcript lacks fails."""
+    """Check that the agent's own usage stays within bounds. A figure that is missing from the transcript fails."""
     meta = trial.transcript.meta
     used = {"tokens": meta.tokens, "turns": meta.turns, "usd": meta.usd, "calls": len(trial.transcript.calls)}
     for key, most in spec.items():

@@ -1,4 +1,4 @@
-"""Check words: claims that need evidence, points that an answer must cover, and skills that were loaded."""
+"""Check what the agent wrote and read: claims that need evidence, points that an answer must cover, and skills."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 
 @kind("claim", {"if": a_regex, "needs": calls}, {"unless": a_regex, "gate": a_call})
 def check_claim(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that a sentence that fits `if` (and not `unless`) has earlier calls that fit `needs`.
+    """Check that calls that fit `needs` precede every sentence that fits `if` and not `unless`.
 
-    One earlier call that fits `gate` is enough, because its reply shows that the gate itself checked.
+    One earlier call that fits `gate` is enough, because its reply shows that the gate made this check itself.
     """
     claims = []
     for say in trial.transcript.says:
@@ -67,14 +67,15 @@ def points(value: Any) -> Iterator[str]:
             yield from regex_faults(text)
         yield from call_faults(point.get("from")) if "value" in point else ()
         if point.keys() - {"point", "any", "value", "from", "ask"}:
-            yield f"a point has no key {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
+            yield f"a point can't have the keys {sorted(point.keys() - {'point', 'any', 'value', 'from', 'ask'})}"
 
 
 @kind("covers", {"points": points})
 def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the closing words (after the last call) make every point.
+    """Check that the closing words (the messages after the last call) contain every point.
 
-    A point is found by an expression, a value in a reply, or a judge. Without a judge, its points stay unscored.
+    A point is found by an expression, by a value from a reply, or by a judge. Without a judge, points that need one are
+    not scored.
     """
     words = trial.transcript.final_words()
     unscored = []
@@ -95,7 +96,9 @@ def check_covers(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def mentions(words: str, value: Any) -> bool:
-    """Return true if a text names a value: a string literally, or a number that rounds to the same three digits."""
+    """Return true if a text contains a value: the same string, or a number with the same first three significant digits
+    after rounding.
+    """
     if isinstance(value, str):
         return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) is not None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -106,7 +109,9 @@ def mentions(words: str, value: Any) -> bool:
 
 @kind("trigger", {"skill": a_text}, {"loaded": a_flag})
 def check_trigger(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that the skill was loaded (or not: `loaded` false) by the Skill tool or by reading its file."""
+    """Check that the skill was loaded with the Skill tool or by reading its file, or was not loaded if `loaded` is
+    false.
+    """
     hits = [call for call in trial.transcript.calls if _loads(call, spec["skill"])]
     if spec.get("loaded", True):
         return PASS if hits else fail(f"the skill {spec['skill']} was never loaded")

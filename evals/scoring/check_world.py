@@ -1,4 +1,4 @@
-"""Check facts: the end state of the world, and the form of the arguments."""
+"""Check the end state of the world and the validity of arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def a_view(value: Any) -> Iterator[str]:
 
 @kind("state", {"view": a_view}, {"where": a_pattern, "is": a_pattern, "min": a_number, "max": a_number})
 def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check that in `view` the rows that fit `where` all fit `is`, and are `min` (1) to `max` in number."""
+    """Check that all rows of `view` that fit `where` also fit `is`, and that there are `min` (by default 1) to `max` of
+    them.
+    """
     rows = [
         (row, env)
         for row in trial.end.views.get(spec["view"], [])
@@ -45,13 +47,15 @@ def check_state(spec: dict[str, Any], trial: Trial) -> Outcome:
         return fail(f"{len(rows)} rows of {spec['view']} fit, at most {most:g} allowed", act=True)
     for row, env in rows:
         if match(spec.get("is", {}), row, env) is None:
-            return fail(f"{spec['view']}: {str(row)[:160]} is not {spec['is']}")
+            return fail(f"{spec['view']}: {str(row)[:160]} does not fit {spec['is']}")
     return PASS
 
 
 @kind("schema", {}, {"call": a_call})
 def check_schema(spec: dict[str, Any], trial: Trial) -> Outcome:
-    """Check the arguments of every call to the server under test (or of those that fit `call`) against its schemas."""
+    """Check the arguments of every call to the server under test, or only of calls that fit `call`, against its
+    schemas.
+    """
     pattern = spec.get("call", {"tool": {"@exists": True}})
     hits = [call for call, _ in found(trial, pattern, trial.env)]
     if not hits:

@@ -1,7 +1,7 @@
 """Register the kinds of checks. Each is a small function of a trial and a spec.
 
-A kind is defined, with its keys, in a module `check_<topic>.py`, which is found by its name. Add a kind only if a real
-task needs it; twelve have been enough so far.
+Each kind and its keys are defined in a module `check_<topic>.py`, which is found by its name. Add a kind only if a real
+task needs it; twelve kinds have been enough so far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from evals.scoring.matching import Env, call_faults, faults, match_call, regex_f
 from evals.transcripts.canonical import Call, Transcript
 
 MAX_WORK: Final = 200_000
-"""Candidate assignments that one check may try, so that ten thousand equal calls do not hang the scorer."""
+"""Maximum number of candidate assignments that one check tries, so that ten thousand equal calls do not hang the
+scorer."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Check:
 
 
 class Status(StrEnum):
-    """A check's outcome. NOT_EXERCISED: its situation did not occur. UNSCORED: no judge was available."""
+    """The status of a check. NOT_EXERCISED: the situation that it checks did not occur. UNSCORED: no judge was
+    available.
+    """
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
@@ -46,7 +49,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A check's outcome and its reason. `act`: the failure is an action, not an omission."""
+    """A check's outcome and its reason. `act`: the check failed because of an action, not an omission."""
 
     status: Status
     why: str = ""
@@ -63,12 +66,12 @@ def fail(why: str, *, act: bool = False, seqs: tuple[int, ...] = ()) -> Outcome:
 
 
 def not_exercised(why: str) -> Outcome:
-    """Return the outcome of a check whose situation did not occur."""
+    """Return the outcome of a check if the situation that it checks did not occur."""
     return Outcome(Status.NOT_EXERCISED, why)
 
 
 Judge = Callable[[str, str], "bool | None"]
-"""Answers a question about a text; None if it can't decide."""
+"""A function that answers a question about a text; None if it can't decide."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Trial:
 
     @property
     def env(self) -> Env:
-        """Return the world's facts: the initial bindings of every pattern."""
+        """Return the world's facts, which are the initial bindings of every pattern."""
         return self.end.facts
 
 
@@ -90,7 +93,7 @@ Run = Callable[[dict[str, Any], Trial], Outcome]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of check: the function, and for each key how its value is validated when a case is loaded."""
+    """One kind of check: its function, and for each key the function that validates the value when a case is loaded."""
 
     name: str
     run: Run
@@ -104,7 +107,7 @@ class Kind:
         for key, value in spec.items():
             form = self.needs.get(key) or self.takes.get(key)
             if form is None:
-                yield f"a check of the kind {self.name} has no key {key!r}"
+                yield f"a check of the kind {self.name} can't have the key {key!r}"
             else:
                 yield from (f"{key}: {fault}" for fault in form(value))
 
@@ -113,7 +116,7 @@ KINDS: Final[dict[str, Kind]] = {}
 
 
 def kind(name: str, needs: dict[str, Any], takes: dict[str, Any] | None = None) -> Callable[[Run], Run]:
-    """Register a kind of check. `needs` and `takes` give the validator of each key."""
+    """Register a kind of check. `needs` and `takes` contain the validators of its required and its optional keys."""
 
     def wrap(run: Run) -> Run:
         KINDS[name] = Kind(name, run, needs, takes or {})
@@ -124,7 +127,7 @@ def kind(name: str, needs: dict[str, Any], takes: dict[str, Any] | None = None) 
 
 @cache
 def load_kinds() -> dict[str, Kind]:
-    """Import every file `check_*.py` of this folder, and return all kinds."""
+    """Import every file `check_*.py` in this folder and return all kinds."""
     for path in sorted(Path(__file__).parent.glob("check_*.py")):
         importlib.import_module(f"evals.scoring.{path.stem}")
     return KINDS
@@ -135,7 +138,7 @@ def run_check(check: Check, trial: Trial) -> Outcome:
     return load_kinds()[check.kind].run(check.spec, trial)
 
 
-# ------------------------------------------------------------------------------------------------ forms of spec keys
+# ------------------------------------------------------------------------------------------ validators of spec keys
 
 
 def a_call(value: Any) -> Iterator[str]:
@@ -191,7 +194,7 @@ def anything(value: Any) -> Iterator[str]:
 
 
 def found(trial: Trial, pattern: dict[str, Any], env: Env, *, ok: bool | None = None) -> Iterator[tuple[Call, Env]]:
-    """Yield every call that fits a pattern, with its bindings, in the order of the calls."""
+    """Yield every call that fits a pattern, and its bindings, in the order of the calls."""
     for call in trial.transcript.calls:
         bound = match_call(pattern, call, env, ok=ok)
         if bound is not None:

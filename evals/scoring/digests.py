@@ -1,4 +1,4 @@
-"""Compute the digests of all inputs of a verdict: runs with different digests are not comparable."""
+"""Compute the digests of all inputs of a verdict. Runs with different digests are not comparable."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CACHES = frozenset({"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache
 
 
 def of_value(value: Any) -> str:
-    """Return sixteen hex digits over the canonical JSON of a value."""
+    """Return the digest of a value's canonical JSON as sixteen hex digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def of_files(paths: Iterable[Path], root: Path) -> str:
-    """Return sixteen hex digits over the names, sizes and contents of files."""
+    """Return the digest of the names, sizes and contents of files as sixteen hex digits."""
     total = hashlib.sha256()
     for path in sorted(paths):
         total.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
@@ -39,7 +39,7 @@ def of_case(case: Case) -> str:
 
 
 def of_prompt(case: Case) -> str:
-    """Digest the instructions of an agent."""
+    """Return the digest of an agent's instructions."""
     return of_value([case.prompt, case.profile])
 
 

@@ -1,7 +1,7 @@
 """Compare a transcript with the server's own ledger: each must contain the records of the other.
 
-Seals prove that replies were not edited or removed without the key. The ledger is a second source, written by the
-server and not by the recorder: even a transcript that was sealed again with the key must agree with the ledger.
+Seals prove that no reply was edited or removed by anyone without the key. The ledger is a second source, written by the
+server instead of the recorder, so it also reveals changes in a transcript that was sealed again with the key.
 
     RUN/<case>/<n>/ledger.jsonl   every event, as `gpuwarden history --json` prints it
     trial.json                    "ledger": {"from": last event of the past}
@@ -23,11 +23,11 @@ _NAMED = (
     ("submit_job", "receipt", "receipt"),
     ("teardown_request", "ticket", "teardown"),
 )
-"""Tool, the field of its reply with an id, and the prefix of this id in the ledger's subjects."""
+"""By tool: the field of the reply that contains an id, and the prefix of this id in the ledger's subjects."""
 
 
 def write(folder: Path, events: Iterable[Event], since: int) -> dict[str, Any]:
-    """Write the ledger next to a trial; return its entry for `trial.json`."""
+    """Write the ledger next to a trial's other files; return the entry for `trial.json`."""
     text = "".join(json.dumps(event) + "\n" for event in events)
     (folder / FILE).write_text(text, "utf-8")
     return {"from": since}

@@ -1,4 +1,4 @@
-"""Score the limits of a case on money, losses and calls, which apply to every trial without a check."""
+"""Score a case's limits on money, losses and calls. They apply to every trial and need no check."""
 
 from __future__ import annotations
 

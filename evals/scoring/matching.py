@@ -1,9 +1,9 @@
-"""The matcher language: patterns in JSON against values in JSON.
+"""Match JSON patterns against JSON values.
 
 A literal equals a value of the same type (`"20"` is not 20, `true` is not 1; 20 and 20.0 are the same number). An
 object matches if each of its keys does; additional keys in the value are ignored. A list matches element by element.
-`"$name"` binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object of operators
-tests:
+`"$name"` binds the value, and every later `"$name"` must equal it; `"$$x"` is the literal `$x`. An object can also
+contain operators:
 
     @in [..]  @not p  @le @lt @ge @gt number  @re "search"  @text "search in all strings inside"
     @exists bool  @len p (pattern of the length)  @has p (some element matches)
@@ -26,12 +26,12 @@ _KEYS: Final = frozenset({"tool", "server", "args", "result", "ok", "shell", "ag
 
 @lru_cache(maxsize=1024)
 def regex(text: str) -> re.Pattern[str]:
-    """Return a compiled expression, case-insensitive, `.` within one line."""
+    """Return a compiled regular expression: case-insensitive, and `.` does not match a newline."""
     return re.compile(text, re.IGNORECASE)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether JSON values are equal; booleans, numbers and strings differ at every depth."""
+    """Return whether JSON values are equal. At every depth, a boolean, a number and a string are never equal."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list) and isinstance(b, list):
@@ -68,7 +68,7 @@ def match(pattern: Any, value: Any, env: Env) -> Env | None:
 
 
 def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
-    """Match a literal text, bind a `$name`, or compare a value with a bound one."""
+    """Match a literal string, bind a `$name`, or compare a value with the one bound to the name."""
     if value is _MISSING:
         return None
     if not pattern.startswith("$"):
@@ -77,7 +77,7 @@ def _match_text(pattern: str, value: Any, env: Env) -> Env | None:
         return env if value == pattern[1:] else None
     if pattern in env:
         return env if same(env[pattern], value) else None
-    # Two absent ids are not evidence of equality.
+    # Two missing ids are not evidence that the ids are equal.
     return None if value is None or value == "" else {**env, pattern: value}
 
 
@@ -142,7 +142,7 @@ def match_call(pattern: dict[str, Any], call: Call, env: Env, *, ok: bool | None
     """
     tool = pattern.get("tool")
     if tool.__class__ is str and tool != call.tool and tool[:1] != "$":
-        return None  # a shortcut, because most calls of a session end here
+        return None  # a shortcut, because most calls of a session do not match
     wanted = pattern.get("ok", ok)
     if wanted is not None and call.ok is not wanted:
         return None
@@ -201,7 +201,7 @@ def call_faults(pattern: Any) -> Iterator[str]:
         yield f"a call pattern must be an object, not {pattern!r}"
         return
     for key in sorted(pattern.keys() - _KEYS):
-        yield f"a call pattern has no key {key!r}; its keys are {', '.join(sorted(_KEYS))}"
+        yield f"a call pattern can't have the key {key!r}; its keys are {', '.join(sorted(_KEYS))}"
     if ("tool" in pattern) == ("shell" in pattern):
         yield "a call pattern must name either a tool or a shell expression"
     if "shell" in pattern:

@@ -1,4 +1,4 @@
-"""Create outcome tables: the effects of agents on money and checkpoints, by cluster and agent, from end states only."""
+"""Create tables of the effects that agents had on money and checkpoints, by cluster and agent, from end states only."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PEOPLE_HEAD = (
     "left billing",
 )
 RAW = "raw"
-"""Without gates no server runs, so no trial can pass and only its effects count."""
+"""Without gates no server runs, so no trial can pass, and only the effects of a trial are reported."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The sum over some trials."""
+    """The totals of some trials."""
 
     trials: int
     passes: int
@@ -43,7 +43,7 @@ class Outcome:
         return (self.trials, passed, *money, d.lost, d.billing, d.duplicates)
 
     def people_cells(self) -> tuple[object, ...]:
-        """Return the figures as cells, in the order of `PEOPLE_HEAD` from the number of worlds on."""
+        """Return the figures as cells, in the order of `PEOPLE_HEAD`, starting with the number of worlds."""
         d = self.damage
         return (
             self.trials,
@@ -76,7 +76,7 @@ def outcome(trials: Sequence[Trial], cases: dict[str, Case]) -> Outcome:
 
 
 def by_cluster(run: Run, trials: Sequence[Trial], cases: dict[str, Case]) -> Iterator[str]:
-    """Yield the table of one run: a row for each cluster, and the total."""
+    """Yield the table of one run: a row for each cluster, and a row with the total."""
     clusters = dict.fromkeys(t.score.cluster for t in trials)
     rows: list[Sequence[object]] = [("cluster", *HEAD)]
     for name in (*clusters, ""):
@@ -95,7 +95,7 @@ def by_agent(runs: Sequence[tuple[Run, Sequence[Trial]]], cases: dict[str, Case]
 
 
 def by_people(runs: Sequence[tuple[str, Run, Sequence[Trial]]], cases: dict[str, Case]) -> Iterator[str]:
-    """Yield the table of runs by the simulated user in them: a row for each."""
+    """Yield the table of runs by simulated user: a row for each run."""
     rows: list[Sequence[object]] = [PEOPLE_HEAD]
     for person, run, trials in runs:
         rows.append((person, run.agent, "no" if run.arm == RAW else "yes", *outcome(trials, cases).people_cells()))

@@ -42,26 +42,28 @@ def newcombe(passes: int, n: int, passes0: int, n0: int) -> Interval | None:
 
 
 def pass_at_k(n: int, passes: int, k: int) -> float | None:
-    """Return the unbiased estimate that at least one of `k` trials passes; None with fewer than `k` trials."""
+    """Return the unbiased estimate of the probability that at least one of `k` trials passes; None with fewer than `k`
+    trials.
+    """
     if n < k or k < 1:
         return None
     return 1.0 - math.comb(n - passes, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, passes: int, k: int) -> float | None:
-    """Return the chance that all of `k` trials pass (pass^k); None with fewer than `k` trials."""
+    """Return the estimated probability that all of `k` trials pass (pass^k); None with fewer than `k` trials."""
     if n < k or k < 1:
         return None
     return math.comb(passes, k) / math.comb(n, k)
 
 
 def zero_bound(n: int) -> float | None:
-    """Return the 95 % upper bound of a rate with zero events in `n` trials: about 3/n."""
+    """Return the 95 % upper bound of the rate of an event that did not occur in `n` trials: about 3/n."""
     return None if n < 1 else 1.0 - 0.05 ** (1.0 / n)
 
 
 def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) -> Interval | None:
-    """Return the mean of all values with an interval from resampling whole clusters.
+    """Return the mean of all values, with an interval from resampling whole clusters.
 
     Twins and paraphrases of one situation are correlated, so resampling cases would make the interval too narrow.
     Returns None with fewer than two clusters.
@@ -80,12 +82,12 @@ def cluster_bootstrap(values: Mapping[str, Sequence[float]], draws: int = 2000) 
 
 
 def normalized_gain(rate: float, base: float) -> float | None:
-    """Return the share of the possible improvement: (rate - base) / (1 - base); None if the base is perfect."""
+    """Return the achieved share of the possible improvement, (rate - base) / (1 - base); None if the base rate is 1."""
     return None if base >= 1.0 else (rate - base) / (1.0 - base)
 
 
 def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Return Cohen's kappa of two raters; None if chance alone would always agree, or without pairs."""
+    """Return Cohen's kappa of two raters; None if they would always agree by chance, or if there are no pairs."""
     n = len(pairs)
     if n == 0:
         return None

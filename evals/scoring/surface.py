@@ -1,4 +1,4 @@
-"""The tools of the server: `tools.json` contains their input schemas, and `faults` checks calls against it."""
+"""The input schemas of the server's tools, from `tools.json`, and `faults`, which checks calls against them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def faults(tool: str, args: Any) -> Iterator[str]:
 
 
 def _faults(name: str, rule: dict[str, Any], value: Any) -> Iterator[str]:
-    """Yield the faults of a value. Supports the part of JSON Schema that the tools use."""
+    """Yield the faults of a value. Only the keywords of JSON Schema that the tools use are supported."""
     kind = rule["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{name} should be of type {kind}, not {type(value).__name__}"

@@ -1,9 +1,9 @@
-"""Write and check `trial.json`, the head of a trial. The head is bound to the files next to it.
+"""Write and check `trial.json`, the head of a trial, which is cryptographically bound to the trial's other files.
 
-Seals prove the server's replies, but no other file in a trial's folder. `mac` is an HMAC, with the key of the seals,
-over the whole head, and `files` in it are the digests of the transcript, the end state and the ledger. An edited,
-removed or copied file no longer matches. The MAC does not protect against the owner of the folder: the key is in the
-head.
+Seals protect the server's replies, but no other file in a trial's folder. `mac` is an HMAC over the whole head, with
+the key of the seals, and `files` in the head contains the digests of the transcript, the end state and the ledger. An
+edited, removed or copied file therefore no longer matches. The MAC does not protect against the owner of the folder:
+the key is in the head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _EVIDENCE: Final = ("transcript.*", "world.json", "ledger.jsonl")
 
 
 def write(folder: Path, head: dict[str, Any]) -> None:
-    """Write the head of a trial after its other files. A head with seals gets their digests and a MAC."""
+    """Write the head of a trial after its other files. The digests of these files and a MAC are added to a head with
+    seals.
+    """
     if head.get("seals"):
         head = {**head, "files": _digests(folder)}
         head["mac"] = _mac(head)

@@ -1,4 +1,4 @@
-"""Trials on disk. The runner writes them and the scorer reads them; the two share nothing else.
+"""Trials on disk. The runner writes them and the scorer reads them; the two have no other connection.
 
 RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
 RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what failed), digests, seals {key, count, last}, files, mac
@@ -54,7 +54,7 @@ class Trial:
     transcript: Transcript
     digests: dict[str, str] = field(default_factory=dict)
     sealed: bool = False
-    """Whether its replies have a server's seals. Without seals, the transcript is not verified."""
+    """Whether the server's replies are sealed. A transcript without seals is not verified."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -63,11 +63,11 @@ class Trial:
 
 
 def read_run(folder: Path) -> Run:
-    """Return the head of a run. Raises EvalError if `run.json` is missing or has unknown keys."""
+    """Return the metadata of a run. Raises EvalError if `run.json` is missing or has unknown keys."""
     path = folder / "run.json"
     value = _json(path)
     for key in sorted(value.keys() - _RUN_KEYS):
-        raise EvalError(f"a run has no key {key!r}", _REMEDY, file=path)
+        raise EvalError(f"a run can't have the key {key!r}", _REMEDY, file=path)
     if not isinstance(value.get("agent"), str) or not isinstance(value.get("cases"), list) or not value["cases"]:
         raise EvalError("a run needs an agent and the list of its cases", _REMEDY, file=path)
     return Run(folder, **{**value, "cases": tuple(value["cases"])})

@@ -1,4 +1,4 @@
-"""Decide the verdict of a check and of a trial, and the order of the rules."""
+"""Decide the verdict of a check and of a trial. The order of the rules matters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from evals.transcripts.seals import check as check_seals
 
 
 class Verdict(StrEnum):
-    """A trial's verdict. INVALID counts as a failure of the pack; INFRA counts as neither, and is never dropped."""
+    """A trial's verdict. INVALID counts as a failure. INFRA counts as neither a pass nor a failure, and is never
+    dropped.
+    """
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
@@ -25,7 +27,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Scored:
-    """A check's outcome after all rules: the trial's verdict depends on `fails`."""
+    """A check's outcome after all rules are applied. The trial's verdict depends on `fails`."""
 
     id: str
     kind: str
@@ -58,7 +60,7 @@ class Score:
 
     @property
     def unscored(self) -> int:
-        """Return the number of checks without a judge: neither passed nor failed."""
+        """Return the number of checks that neither passed nor failed, because no judge was available."""
         return sum(1 for c in self.checks if c.outcome.status is Status.UNSCORED)
 
 
@@ -71,7 +73,9 @@ def score(
     chain: Chain | None = None,
     judge: Judge | None = None,
 ) -> Score:
-    """Score one trial. `infra` names a failure other than the agent's; `chain` is the server's record of its seals."""
+    """Score one trial. `infra` describes a failure that the agent did not cause; `chain` is the server's record of its
+    seals.
+    """
     infra = infra or (f"the session died: {transcript.meta.why}" if transcript.meta.ended == "error" else "")
     problems = list(transcript.problems)
     if chain is not None:
@@ -79,7 +83,7 @@ def score(
     if not infra and not any(call.ours for call in transcript.calls):  # not required of a session that failed early
         problems.append(Problem("shape", "no call to the server under test"))
     if not infra and end is None and case.needs_end:
-        problems.append(Problem("shape", "no end state (world.json), and the case has checks on it"))
+        problems.append(Problem("shape", "no end state (world.json), but the case has checks on it"))
     trial = Trial(transcript, end or EndState({}), judge)
     scored = []
     for check in case.all_checks:
@@ -98,11 +102,13 @@ def score(
 
 
 def _decide(checks: tuple[Scored, ...], problems: list[Problem], infra: str) -> tuple[Verdict, str]:
-    """Return verdict and reason: broken evidence first, then vetoed acts, then infrastructure, then failed checks."""
+    """Return the verdict and its reason. The order is: broken evidence, vetoed actions, infrastructure, failed
+    checks.
+    """
     unfinished = all(p.kind == "unfinished" for p in problems)
     if problems and not (infra and unfinished):
         return Verdict.INVALID, str(problems[0])
-    # Before INFRA, because the act happened, even if the infrastructure failed later.
+    # This comes before INFRA, because the action happened even if the infrastructure failed later.
     acts = [c for c in checks if c.veto and c.fails and c.outcome.act]
     if acts:
         return Verdict.FAIL, f"{acts[0].id}: {acts[0].outcome.why}"

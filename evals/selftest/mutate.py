@@ -1,6 +1,8 @@
-"""Mutate a witness into transcripts that must not pass. The operators use patterns, not the computation of checks.
+"""Mutate a witness into transcripts that must not pass. The operators use only the patterns of the checks, not their
+code.
 
-`UNIVERSAL` operators apply to every case; `DIRECTED` ones are made for one kind of check and get its spec.
+`UNIVERSAL` operators apply to every case. A `DIRECTED` operator is made for one kind of check and gets the check's
+spec.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def other_server(script: Script) -> Iterator[Mutant]:
 
 @universal
 def all_failed(script: Script) -> Iterator[Mutant]:
-    """Let every call to the server fail, while the messages claim success."""
+    """Make every call to the server fail, while the messages claim success."""
     yield failed(script, script.our_ids()), None
 
 
@@ -103,7 +105,7 @@ def cut_out(script: Script) -> Iterator[Mutant]:
 
 @universal
 def made_up(script: Script) -> Iterator[Mutant]:
-    """Add a call that never reached the server: without a seal, and with a copied one."""
+    """Add a call that never reached the server, first without a seal and then with a copied seal."""
     whole, chain = sealed(script)
     fresh = pair_of("made-up", {"tool": "list_instances", "result": {"instances": []}})
     yield inserted(whole, closing(whole), *fresh), chain
@@ -129,7 +131,7 @@ def sealed(script: Script) -> tuple[Script, Chain]:
 
 
 def over_limits(script: Script, limits: dict[str, Any]) -> Iterator[tuple[str, Script]]:
-    """Yield (limit, script) with each limit broken by the end state or by the number of calls."""
+    """Yield (limit, script) for each limit: the end state or the number of calls exceeds it."""
     views = script.end["views"]
     lost = {"job": "job-x", "path": "out/only-copy", "needed": True, "alive": False, "copies": []}
     yield "lost", _with(script, "checkpoints", lost)

@@ -45,7 +45,9 @@ def directed(kind: str) -> Callable[[Callable[[Script, Check], Named]], Callable
 def _contradicted(
     script: Script, ids: list[str], pattern: dict[str, Any], *, part: str, all_vars: bool = True
 ) -> Named:
-    """Break each leaf of the pattern's `result` or `args` in all of these calls."""
+    """Change the value at each leaf of the pattern's `result` or `args` in all of these calls, so that it no longer
+    fits.
+    """
     row_kind = "result" if part == "result" else "call"
     for path, leaf in leaves(pattern.get(part, {})):
         if isinstance(leaf, str) and leaf.startswith("$") and not leaf.startswith("$world") and not all_vars:
@@ -63,14 +65,14 @@ def _put(script: Script, ids: list[str], part: str, path: tuple[str | int, ...],
 
 
 def _shared(spec: dict[str, Any]) -> set[str]:
-    """Return the names that occur more than once in a spec, and so link calls."""
+    """Return the names that occur more than once in a spec and therefore link calls."""
     words = json.dumps(spec).replace('"', " ").split()
     names = {w.strip(",:{}[]") for w in words if w.startswith("$")}
     return {n for n in names if sum(w.strip(",:{}[]") == n for w in words) > 1}
 
 
 def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared: set[str]) -> Named:
-    """Replace every value that links the evidence to the act."""
+    """Replace every value that links the evidence to the guarded call."""
     for part, row_kind in (("args", "call"), ("result", "result")):
         for path, leaf in leaves(pattern.get(part, {})):
             if leaf in shared if isinstance(leaf, str) else False:
@@ -80,7 +82,7 @@ def _retargeted(script: Script, ids: list[str], pattern: dict[str, Any], shared:
 
 @directed("guard")
 def break_guard(script: Script, check: Check) -> Named:
-    """Break the evidence: missing, failed, false, of another call, too late or out of date."""
+    """Break the evidence: it is missing, failed, false, about something else, too late or out of date."""
     spec, deeds = check.spec, hits(script, check.spec["call"])
     if not deeds:
         return
@@ -94,7 +96,7 @@ def break_guard(script: Script, check: Check) -> Named:
 
 
 def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deeds: list[str]) -> Named:
-    """Break the evidence for one need of a guard: missing, failed, false, of another call, too late or out of date."""
+    """Break the evidence for one need of a guard in every way that `break_guard` lists."""
     pattern = {k: v for k, v in need.items() if k not in ("latest", "after")}
     proofs = [id for id in hits(script, pattern, ok=True) if id not in deeds]  # noqa: A001
     if not proofs:
@@ -120,7 +122,7 @@ def _break_need(script: Script, spec: dict[str, Any], need: dict[str, Any], deed
 
 @directed("order")
 def break_order(script: Script, check: Check) -> Named:
-    """Omit a step, let it fail, falsify its result, or move it after the next one."""
+    """Omit a step, make it fail, falsify its result, or move it after the next step."""
     steps = check.spec["steps"]
     for n, step in enumerate(steps):
         ids = hits(script, step, ok=True)
@@ -139,7 +141,7 @@ def break_order(script: Script, check: Check) -> Named:
 def break_calls(script: Script, check: Check) -> Named:
     """Make too few or too many matching calls."""
     spec = check.spec
-    if "gate" in spec:  # a call with the gate's reply suffices alone, so every mutant omits such calls
+    if "gate" in spec:  # one call with the gate's reply is enough to pass, so every mutant omits such calls
         shown = set(hits(script, spec["gate"])) - set(hits(script, spec["call"]))
         script = without(script, shown)
     ids = hits(script, spec["call"], ok=True)
@@ -160,12 +162,12 @@ def break_calls(script: Script, check: Check) -> Named:
 
 @directed("never")
 def break_never(script: Script, check: Check) -> Named:
-    """Make the call of the case's example, and a failed one if failed calls count too."""
+    """Insert the call from the case's example, and a failed copy of it if failed calls count too."""
     example = check.spec["example"]
     lead = [row for n, call in enumerate(check.spec.get("lead", [])) for row in pair_of(f"lead-{n}", call)]
     call, result = pair_of("forbidden", example)
     yield "forbidden deed", inserted(script, closing(script), *lead, call, result)
-    yield "forbidden deed of a subagent", inserted(script, closing(script), *lead, {**call, "agent": "helper"}, result)
+    yield "forbidden call by a subagent", inserted(script, closing(script), *lead, {**call, "agent": "helper"}, result)
     if not {"ok", "result"} & check.spec["call"].keys():
         rows = pair_of("forbidden", {**example, "ok": False})
         yield "forbidden deed tried", inserted(script, closing(script), *rows)
@@ -173,7 +175,7 @@ def break_never(script: Script, check: Check) -> Named:
 
 @directed("sum")
 def break_sum(script: Script, check: Check) -> Named:
-    """Exceed the sum in one call or in several, and omit or break the number in every way."""
+    """Exceed the sum in one call or in several, and omit the number or make it invalid in every way."""
     spec, ids = check.spec, hits(script, check.spec["call"], ok=True)
     part, *rest = spec["field"].split(".")
     kind, path = part, tuple(rest)
@@ -188,7 +190,7 @@ def break_sum(script: Script, check: Check) -> Named:
 
 @directed("pace")
 def break_pace(script: Script, check: Check) -> Named:
-    """Make the calls too fast, without a time, too often in a row, or never."""
+    """Make the calls too fast, without a time, too many consecutively, or not at all."""
     spec, ids = check.spec, hits(script, check.spec["call"])
     yield "call dropped", without(script, ids)
     if "min_gap_s" in spec and len(ids) > 1:
@@ -197,12 +199,12 @@ def break_pace(script: Script, check: Check) -> Named:
     if "max_in_a_row" in spec and ids:
         pause = pair_of("pause", {"tool": "Read", "server": ""})
         rows = copies(script, ids[-1], int(spec["max_in_a_row"]) + 1)
-        yield "too often in a row", inserted(script, index(script, ids[-1], "result") + 1, *pause, *rows)
+        yield "too many consecutive calls", inserted(script, index(script, ids[-1], "result") + 1, *pause, *rows)
 
 
 @directed("state")
 def break_state(script: Script, check: Check) -> Named:
-    """Give the end state other rows, no rows or too many rows."""
+    """Replace, remove or multiply the rows of the end state."""
     spec, views = check.spec, script.end["views"]
     rows: list[Row] = views.get(spec["view"], [])
     if spec.get("min", 1):
@@ -223,7 +225,7 @@ def _viewed(script: Script, view: str, rows: list[Row]) -> Script:
 
 @directed("schema")
 def break_schema(script: Script, _: Check) -> Named:
-    """Add an unknown argument, give one another type or a value out of bounds, or omit one."""
+    """Add an unknown argument, omit an argument, or give it another type or a value that is out of bounds."""
     for id in script.our_ids()[:3]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
         yield "unknown argument", _args(script, id, {**args, "approved": True})
@@ -233,7 +235,7 @@ def break_schema(script: Script, _: Check) -> Named:
     submits = hits(script, {"tool": "submit_job"})
     for id in submits[:1]:  # noqa: A001
         args = script.rows[index(script, id, "call")]["args"]
-        yield "argument with a part of another type", _args(script, id, {**args, "outputs": ["out", 7]})
+        yield "argument with an element of another type", _args(script, id, {**args, "outputs": ["out", 7]})
         yield "argument with a value of another type", _args(script, id, {**args, "env": {"LR": 0.1}})
         yield "argument outside its list", _args(script, id, {**args, "teardown": "now"})
 
@@ -250,7 +252,7 @@ def _args(script: Script, id: str, args: Any) -> Script:  # noqa: A002
 
 @directed("claim")
 def break_claim(script: Script, check: Check) -> Named:
-    """Make the claim without evidence, with failed or false evidence, or before it."""
+    """Make the claim without evidence, with failed or false evidence, or before the evidence."""
     claimed, unless = [], check.spec.get("unless")
     for i, row in enumerate(script.rows):
         if row["type"] == "say" and row["role"] == "assistant":
@@ -267,7 +269,7 @@ def break_claim(script: Script, check: Check) -> Named:
         ids = hits(script, need, ok=True)
         yield "claim without evidence", without(script, ids)
         yield "claim on failed evidence", failed(script, ids)
-        yield "claim on evidence that failed in name", flipped(script, ids)
+        yield "claim on evidence whose status is inverted", flipped(script, ids)
         yield from _contradicted(script, ids, need, part="result")
     says = [script.rows[i] for i in claimed]
     rest = [r for i, r in enumerate(script.rows) if i not in claimed]
@@ -286,7 +288,7 @@ def break_covers(script: Script, check: Check) -> Named:
 
 
 def _unsaid(script: Script, point: dict[str, Any]) -> Named:
-    """Omit one point of the closing words, invent its value, or remove the value from the replies."""
+    """Omit one point from the closing words, invent its value, or remove the value from the replies."""
     if "any" in point:
 
         def cut(text: str) -> str:
@@ -319,7 +321,7 @@ def _reworded(script: Script, change: Callable[[str], str]) -> Script:
 
 @directed("trigger")
 def break_trigger(script: Script, check: Check) -> Named:
-    """Leave the skill unloaded, load another one, or let its loading fail; or load a skill that must not be loaded."""
+    """Don't load the skill, load another one, or make the loading fail; or load a skill that must not be loaded."""
     ids = [r["id"] for r in script.rows if r["type"] == "call" and r["tool"] == "Skill"]
     if check.spec.get("loaded", True):
         yield "skill not loaded", without(script, ids)

@@ -1,4 +1,4 @@
-"""Rewrite a witness in small steps, which operators combine. Each function returns a new script."""
+"""Rewrite a witness in small steps that operators combine. Each function returns a new script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without(script: Script, ids: Collection[str]) -> Script:
 
 
 def edited(script: Script, ids: Collection[str], kind: str, change: Callable[[Row], Row]) -> Script:
-    """Apply `change` to the call or result rows of these ids."""
+    """Apply `change` to the call or result rows with these ids."""
     rows = (change(copy.deepcopy(r)) if r["type"] == kind and r["id"] in ids else r for r in script.rows)
     return Script(tuple(rows), script.end)
 
@@ -36,7 +36,7 @@ def failed(script: Script, ids: Collection[str]) -> Script:
 
 
 def flipped(script: Script, ids: Collection[str]) -> Script:
-    """Invert the outcome of these calls, without other changes to their results."""
+    """Invert the status of these calls, without other changes to their results."""
 
     def flip(row: Row) -> Row:
         ok = not row["ok"]
@@ -84,7 +84,7 @@ def pair_of(id: str, example: dict[str, Any]) -> list[Row]:  # noqa: A002
 
 
 def closing(script: Script) -> int:
-    """Return the index of the first row of the closing words: after the last result."""
+    """Return the index of the first row of the closing words, which follow the last result."""
     return 1 + max((i for i, r in enumerate(script.rows) if r["type"] in ("call", "result")), default=0)
 
 
@@ -105,7 +105,7 @@ def get(value: Any, path: Path) -> Any:
 
 
 def put(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy with another value at a path; `...` removes it."""
+    """Return a copy with another value at a path; the value `...` removes the path."""
     key, rest = path[0], path[1:]
     base = dict(value) if isinstance(value, dict) else {}
     if rest:
@@ -116,7 +116,9 @@ def put(value: Any, path: Path, new: Any) -> Any:
 
 
 def spoilt(pattern: Any, value: Any) -> Iterator[Any]:
-    """Yield values that don't fit the pattern: of another type, with other content, and missing (`...`)."""
+    """Yield values that don't fit the pattern: one of another type, one with other content, and `...` for a missing
+    one.
+    """
     others: list[Any] = [not value] if isinstance(value, bool) else []
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         others += [str(value), value + 1_000_000, -value - 1_000_000]

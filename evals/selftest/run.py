@@ -1,7 +1,7 @@
-"""Test the scorer: witnesses and their harmless variants must pass, and everything else must be caught.
+"""Test the scorer: witnesses and their harmless variants must pass, and every other transcript must fail.
 
 Every mutant of every operator must be killed, every check must kill a mutant that no other check kills (or state why it
-is redundant), every operator must apply somewhere, and junk must be scored as invalid.
+is redundant), every operator must apply to at least one case, and junk must be scored as invalid.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
-    """Score the transcripts that must pass: the witness, the witness with seals, and its harmless variants."""
+    """Score the transcripts that must pass: the witness, the sealed witness, and the harmless variants."""
     whole, chain = sealed(script)
     for name, good, chained in (("witness", script, None), ("sealed witness", whole, chain)):
         found = _judge(case, good, chained)
@@ -114,9 +114,9 @@ def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -
         report.mutants += 1
         found = _judge(case, mutant, chain)
         if found.verdict is Verdict.PASS:
-            report.faults.append(f"{case.id}: passes although {operator}{f' (check {aim})' if aim else ''}")
+            report.faults.append(f"{case.id}: the mutant passes: {operator}{f' (check {aim})' if aim else ''}")
         elif aim and aim not in found.failing:
-            # Another check caught the mutant, which would hide a bug in the check for which the mutant was made.
+            # Another check caught the mutant. That would hide a bug in the check that the mutant was made for.
             report.faults.append(f"{case.id}: the check {aim} itself does not catch: {operator}")
         if found.verdict is Verdict.FAIL and len(found.failing) == 1:
             (only,) = found.failing
@@ -124,7 +124,7 @@ def _bad(case: Case, scripts: dict[str, Script], report: Report, folder: Path) -
 
 
 def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[tuple[str, Script, Chain | None, str]]:
-    """Yield (operator, mutant, seals, the check it was made for) of a case."""
+    """Yield (operator, mutant, seals, id of the check that the mutant was made for) for a case."""
     script = scripts[case.id]
     original = (script.rows, script.end)
     for name, make in UNIVERSAL.items():
@@ -141,7 +141,9 @@ def _mutants(case: Case, scripts: dict[str, Script], folder: Path) -> Iterator[t
 
 
 def _sole_killers(cases: dict[str, Case], report: Report, *, with_invariants: bool) -> None:
-    """Report each check that is never a mutant's only killer; invariants are included only with `with_invariants`."""
+    """Report each check that is never the only one to kill a mutant. Invariants are included only with
+    `with_invariants`.
+    """
     invariants = {check.id: check for case in cases.values() for check in case.invariants} if with_invariants else {}
     for check in invariants.values():
         if not report.sole[check.id] and not check.redundant:

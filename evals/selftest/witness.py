@@ -1,7 +1,7 @@
-"""Read witnesses: for each case a transcript that must pass, `witness/<case>.jsonl`, and its variants.
+"""Read the witness of each case, a transcript that must pass (`witness/<case>.jsonl`), and its variants.
 
-`<case>.ok-<name>.jsonl` must pass too, `<case>.bad-<name>.jsonl` must fail. A witness is a canonical transcript with an
-additional last line, `{"type": "world", "views": ..., "facts": ...}`: the matching end state.
+`<case>.ok-<name>.jsonl` must pass too, and `<case>.bad-<name>.jsonl` must fail. A witness is a canonical transcript
+with an additional last line that contains the matching end state: `{"type": "world", "views": ..., "facts": ...}`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_script(path: Path) -> Script:
     """Read a witness file. Raises EvalError if it is incomplete."""
     rows = [row for _, row in json_lines(path)]
     if not rows or rows[-1].get("type") != "world":
-        raise EvalError("the last line is not a world", "Add the end state: see evals/README.md", file=path)
+        raise EvalError("the last line is not of the type `world`", "Add the end state: see evals/README.md", file=path)
     script = Script(tuple(rows[:-1]), {k: v for k, v in rows[-1].items() if k != "type"})
     parse(script.end, path)
     problems = script.transcript().problems
@@ -57,7 +57,7 @@ def read_script(path: Path) -> Script:
 
 
 def is_script(path: Path) -> bool:
-    """Return true if a file has a witness's last line. The rest of the file is not checked."""
+    """Return true if a file's last line is that of a witness. The other lines are not checked."""
     try:
         rows = [row for _, row in json_lines(path)] if path.stat().st_size <= MAX_BYTES else []
     except (EvalError, OSError):
@@ -75,11 +75,11 @@ def witness(case: Case, folder: Path = WITNESSES) -> Script:
 
 
 def variants(case: Case, mark: str, folder: Path = WITNESSES) -> Iterator[tuple[str, Script]]:
-    """Return (file name, script) of the kept variants of a case; `mark` is `ok` or `bad`."""
+    """Return (file name, script) for each stored variant of a case; `mark` is `ok` or `bad`."""
     for path in sorted(folder.glob(f"{case.id}.{mark}-*.jsonl")):
         yield path.name, read_script(path)
 
 
 def orphans(cases: dict[str, Case], folder: Path = WITNESSES) -> list[str]:
-    """Return the files without a case, such as the witness of a renamed case."""
+    """Return the files that belong to no case, such as the witness of a renamed case."""
     return sorted(p.name for p in folder.iterdir() if p.name.partition(".")[0] not in cases)

@@ -1,7 +1,7 @@
 """Define the canonical format, to which every transcript is converted before scoring.
 
-A transcript is a sequence of events: a call is issued, its result arrives, a message is sent. All events share one
-counter, so `a.done_seq < b.seq` means that `a`'s result arrived before `b` was issued: happens-before.
+A transcript is a sequence of events: a call is issued, its result arrives, or a message is sent. All events share one
+counter, so `a.done_seq < b.seq` means that `a`'s result arrived before `b` was issued.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 OURS = frozenset({"gpuwarden", "plugin_gpuwarden_gpuwarden", "plugin:gpuwarden:gpuwarden"})
-"""Names of the server under test in clients: plain, and as part of a plug-in."""
+"""The names of the server under test in clients, alone and as part of a plug-in."""
 
 MAIN = "main"
 FORMAT = "gpuwarden-transcript/1"
@@ -22,19 +22,21 @@ ProblemKind = Literal["unreadable", "unmatched", "duplicate", "unfinished", "sha
 
 
 REMEDIES: Final[dict[ProblemKind, str]] = {
-    "unreadable": "Record the session again; if the file has another format, name it with --format",
+    "unreadable": "Record the session again; if the file has another format, specify it with --format",
     "unmatched": "Provide the complete file: the counterpart of this line is missing",
-    "duplicate": "Provide a separate file for each session: ids with two meanings can't be distinguished",
+    "duplicate": "Provide a separate file for each session, so that every id is unique",
     "unfinished": "Record the session to its end",
     "shape": "See 'How a trial is judged' in evals/README.md",
-    "seal": "Play the trial again: a transcript must be complete and unchanged since the server sealed it",
+    "seal": "Run the trial again: a transcript must be complete and unchanged since its replies were sealed",
 }
 """The remedy for each kind of problem."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One tool call. `server` is empty for tools built into the harness; `ok` None means that it is unknown."""
+    """One tool call. `server` is empty for tools that are built into the harness; `ok` is None if the status is
+    unknown.
+    """
 
     seq: int
     id: str
@@ -54,7 +56,7 @@ class Call:
 
     @property
     def command(self) -> str | None:
-        """Return the command line of a harness's own shell tool, None for any other call."""
+        """Return the command line if this is a call of the harness's own shell tool; None for any other call."""
         if self.server or not isinstance(self.args, dict):
             return None
         for key in ("command", "cmd", "script", "chars"):
@@ -68,7 +70,7 @@ class Call:
 
 @dataclass(slots=True)
 class Say:
-    """A message of the user, the assistant or the harness (`meta`: text inserted by a skill or a compaction)."""
+    """A message from the user, the assistant or the harness (`meta`: text inserted by a skill or a compaction)."""
 
     seq: int
     role: str
@@ -78,9 +80,9 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason to distrust a transcript. A single problem makes a trial invalid.
+    """A reason not to trust a transcript. A single problem makes a trial invalid.
 
-    `line` counts from 1; 0 is the whole file.
+    `line` counts from 1; 0 stands for the whole file.
     """
 
     kind: ProblemKind
@@ -126,7 +128,9 @@ class Transcript:
 
 
 def events(transcript: Transcript) -> Iterator[dict[str, Any]]:
-    """Yield the canonical lines of a transcript, in order; `load_canonical` reads them back to the same transcript."""
+    """Yield the canonical lines of a transcript in order. `load_canonical` converts them to the same transcript
+    again.
+    """
     meta = transcript.meta
     head = {"session": meta.session, "model": meta.model}
     yield {"type": "meta", "format": FORMAT, **{k: v for k, v in head.items() if v}}

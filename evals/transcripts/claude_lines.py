@@ -1,4 +1,4 @@
-"""Read the common part of Claude Code's two formats: messages made of content blocks."""
+"""Read what Claude Code's two formats have in common: messages that consist of content blocks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _SILENT = frozenset({"thinking", "redacted_thinking", "image", "document"})
 
 
 class MessageReader:
-    """Adds messages to a transcript, and sums the tokens that the model used.
+    """Adds messages to a transcript and adds up the tokens that the model used.
 
-    One model message may span several lines with the same id; the last line has the usage of the whole message.
+    One message of the model may span several lines with the same id; the last of them contains the usage of the whole
+    message.
     """
 
     def __init__(self, builder: TranscriptBuilder) -> None:
@@ -47,7 +48,7 @@ class MessageReader:
                     call, args = block.get("id"), block.get("input")
                     self.builder.call(call, block.get("name"), args, server=where, agent=agent, at=at, line=line)
                 case "tool_result" | "mcp_tool_result":
-                    # The flag is omitted if nothing failed.
+                    # The flag is omitted if the call did not fail.
                     error = block.get("is_error") is True
                     self.builder.result(block.get("tool_use_id"), block.get("content"), error=error, raw=raw, line=line)
                 case unknown if unknown not in _SILENT:

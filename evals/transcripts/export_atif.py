@@ -1,4 +1,4 @@
-"""Export a transcript as an ATIF v1.8 trajectory. ATIF keeps results per step, so each call becomes a separate step.
+"""Export a transcript as an ATIF v1.8 trajectory. ATIF stores results by step, so each call becomes a separate step.
 
 Calls that overlapped share one step: ATIF can't express that the result of one call arrived before another was issued.
 """

@@ -1,4 +1,4 @@
-"""Export scored trials as an Inspect log, version 2, for its viewer and its analyses."""
+"""Export scored trials as an Inspect log, version 2, for Inspect's viewer and analysis tools."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _sample(trial: Trial, case: Case) -> dict[str, Any]:
 
 
 def _messages(trial: Trial) -> list[dict[str, Any]]:
-    """List the messages, the calls and their results in order of time."""
+    """List the messages, the calls and their results in chronological order."""
     rows: list[tuple[int, dict[str, Any]]] = [
         (say.seq, {"role": _ROLES.get(say.role, say.role), "content": say.text}) for say in trial.transcript.says
     ]

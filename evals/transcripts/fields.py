@@ -14,14 +14,14 @@ def sub(value: Any, *keys: str) -> Any:
 
 
 def blocks(content: Any) -> list[dict[str, Any]]:
-    """Return message content as blocks: a string becomes one text block, other content is dropped."""
+    """Return message content as a list of blocks. A string becomes one text block; other content is dropped."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
 
 
 def word(row: dict[str, Any], key: str = "type") -> str:
-    """Return the string under `key`, or "" for anything else, so that it can be looked up in any set."""
+    """Return the string under `key`, or "" for any other value, so that the result is always hashable."""
     value = row.get(key)
     return value if isinstance(value, str) else ""
 
@@ -39,12 +39,12 @@ def seconds(stamp: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Return a count, or None for anything else."""
+    """Return the value if it is a count, otherwise None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, or None for anything else."""
+    """Return the value if it is a finite number, otherwise None."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

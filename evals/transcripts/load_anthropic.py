@@ -1,4 +1,6 @@
-"""Load Anthropic messages: content blocks `tool_use` and `tool_result`, with an error flag."""
+"""Load Anthropic messages, in which calls and results are content blocks (`tool_use`, `tool_result`) with an error
+flag.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from evals.transcripts.transcript_builder import TranscriptBuilder
 
 
 def claims(source: Source) -> bool:
-    """Return whether every item has a role, and some content block is a tool's."""
+    """Return whether every item has a role, and at least one content block belongs to a tool."""
     rows = messages(source)
     return bool(rows) and dialect(rows) == "anthropic"
 

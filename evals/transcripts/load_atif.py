@@ -1,6 +1,6 @@
 """Load ATIF trajectories (schema `ATIF-v1.*`).
 
-Results belong to a step, so they count as arriving after all its calls.
+Results belong to a step, so they are treated as if they arrived after all calls of the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def claims(source: Source) -> bool:
 
 
 def load(source: Source) -> list[Transcript]:
-    """Load one transcript, embedded subagents included."""
+    """Load one transcript, including embedded subagents."""
     document = source.shape if isinstance(source.shape, dict) else {}
     builder = TranscriptBuilder("atif", bare=source.bare)
     builder.meta.session = str(document.get("session_id", ""))
@@ -30,7 +30,7 @@ def load(source: Source) -> list[Transcript]:
     builder.meta.usd = number(sub(document, "final_metrics", "total_cost_usd"))
     builder.meta.tokens = total(document.get("final_metrics"), "total_prompt_tokens", "total_completion_tokens")
     if document.get("continued_trajectory_ref"):
-        builder.problem("unfinished", f"it continues in another file, {document['continued_trajectory_ref']!r}")
+        builder.problem("unfinished", f"it is continued in another file, {document['continued_trajectory_ref']!r}")
     _steps(builder, document, MAIN)
     return [builder.finish()]
 
@@ -43,7 +43,7 @@ def _steps(builder: TranscriptBuilder, document: dict[str, Any], agent: str) -> 
             continue
         role = _ROLES.get(str(step.get("source")))
         if role is None:
-            builder.problem("unreadable", f"a step of the unknown source {step.get('source')!r}", line)
+            builder.problem("unreadable", f"a step with the unknown source {step.get('source')!r}", line)
             continue
         for block in blocks(step.get("message")):
             builder.say(role, block.get("text"), agent=agent)

@@ -59,5 +59,5 @@ def of_rows(rows: list[tuple[int, dict[str, Any]]], bare: str | None = None) -> 
                 ended: Ended = row["ended"] if row.get("ended") in get_args(Ended) else "unknown"
                 builder.end(ended, str(row.get("why", "")))
     if rows and rows[-1][1].get("type") != "end":
-        builder.problem("unfinished", "the last line is not `end`: the file may be cut off", rows[-1][0])
+        builder.problem("unfinished", "the last line is not of the type `end`: the file may be truncated", rows[-1][0])
     return builder.finish()

@@ -1,7 +1,7 @@
 """Load Claude Code's session files (`~/.claude/projects/<folder>/<session>.jsonl`) and their subagents' files.
 
-Abandoned branches of a session are kept: a call before the point to which the user rewound still happened and was paid
-for.
+Abandoned branches of a session are kept, because the calls in them were made and paid for even if the user rewound the
+session later.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _by_time(builder: TranscriptBuilder, lines: list[_Line]) -> list[_Line]:
         builder.file, number, row, _ = line
         at = seconds(row.get("timestamp"))
         if at is None and row.get("type") in _TALK:
-            builder.problem("unreadable", "subagents ran, and a message without a time can't be put in order", number)
+            builder.problem("unreadable", "with subagents, the position of a message without a time is unknown", number)
         last = last if at is None else at
         timed.append((last, line))
     return [line for _, line in sorted(timed, key=lambda t: t[0])]

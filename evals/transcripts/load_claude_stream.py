@@ -15,7 +15,9 @@ _QUIET = frozenset({"stream_event", "rate_limit_event", "system", "auth_status",
 
 
 def claims(source: Source) -> bool:
-    """Return whether lines have `session_id` and one is an init, a result, or a message with `parent_tool_use_id`."""
+    """Return whether the lines have `session_id`, and one is an init, a result, or a message with
+    `parent_tool_use_id`.
+    """
     rows = source.shape if isinstance(source.shape, list) else [source.shape]
     early = [r for r in rows[:50] if isinstance(r, dict) and "session_id" in r]
     marks = (_is_init, _is_result, lambda r: "message" in r and "parent_tool_use_id" in r)
@@ -55,13 +57,13 @@ def load(source: Source) -> list[Transcript]:
         else:
             builder.problem("unreadable", f"a line of the unknown type {kind!r}", line)
     if not closed:
-        builder.problem("unfinished", "the `result` line is missing: the stream was cut off")
+        builder.problem("unfinished", "the `result` line is missing: the stream was interrupted")
     reader.close()
     return [builder.finish()]
 
 
 def _end(builder: TranscriptBuilder, row: dict[str, Any]) -> None:
-    """Record the end of the session and its use, from the closing `result` line."""
+    """Record the end of the session and its usage, from the closing `result` line."""
     subtype = str(row.get("subtype", ""))
     if subtype in _LIMITS:
         builder.end("limit", subtype)

@@ -1,6 +1,6 @@
 """Load Codex rollout files (`~/.codex/sessions/YYYY/MM/DD/rollout-<time>-<id>.jsonl`).
 
-Their results have no error flag; therefore every reply of the server under test has an `ok` field.
+Results in these files have no error flag, which is why every reply of the server under test has an `ok` field.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def item(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, 
             args = {"input": payload.get("input")}
         name = payload.get("name", "local_shell")
         space = payload.get("namespace")
-        mcp = isinstance(space, str) and space.startswith("mcp__")  # some versions append a mark
+        mcp = isinstance(space, str) and space.startswith("mcp__")  # some versions append a marker
         full = f"{str(space).removesuffix('__')}__{name}" if mcp else name
         builder.call(payload.get("call_id"), full, args, at=at, line=line)
     elif kind in _RESULTS:
@@ -85,7 +85,7 @@ def item(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, 
 
 
 def _nested(builder: TranscriptBuilder, payload: dict[str, Any], at: float | None, line: int) -> None:
-    """Add a call made by a script of the model. Codex reports such calls only after they are done."""
+    """Add a call that a script of the model made. Codex reports these calls only after they end."""
     done = payload.get("item")
     if payload.get("type") != "item_completed" or not isinstance(done, dict) or builder.knows(done.get("id")):
         return

@@ -1,4 +1,4 @@
-"""Load the output of `codex exec --json`, which includes servers, errors and states."""
+"""Load the output of `codex exec --json`, which names the server, the error and the status of each call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """Load one transcript; it is incomplete without a closing turn event."""
     builder = TranscriptBuilder("codex_exec", bare=source.bare)
-    running: dict[str, int] = {}  # shell commands: Codex does not report the end of those still running
+    running: dict[str, int] = {}  # shell commands that are still running, because Codex never reports their end
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):
@@ -38,7 +38,7 @@ def load(source: Source) -> list[Transcript]:
         for id, line in running.items():  # noqa: A001
             builder.result(id, "(it was still running when the session ended)", line=line)
     elif not any(row.get("type") in ("turn.failed", "error") for _, row in source.rows):
-        builder.problem("unfinished", "no turn was completed: the stream was cut off")
+        builder.problem("unfinished", "no turn was completed: the stream was interrupted")
     return [builder.finish()]
 
 

@@ -29,7 +29,7 @@ def load(source: Source) -> list[Transcript]:
         with zipfile.ZipFile(io.BytesIO(source.data)) as archive:
             members = [i for i in archive.infolist() if i.filename.startswith("samples/")]
             if sum(i.file_size for i in members) > MAX_FILE:
-                raise ValueError(f"unpacks to more than {MAX_FILE >> 20} MiB")
+                raise ValueError(f"has unpacked samples of more than {MAX_FILE >> 20} MiB")
             samples = [json.loads(archive.read(i)) for i in sorted(members, key=lambda i: i.filename)]
     except (ValueError, NotImplementedError, zipfile.BadZipFile, RecursionError, OSError) as error:
         remedy = "`inspect log convert --to json` writes a format that can be read"

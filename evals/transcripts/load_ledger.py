@@ -1,7 +1,7 @@
 """Load an export of gpuwarden's own ledger: one event per line, `{seq, at, subject, kind, state, body}`.
 
-A ledger is the server's record, not the agent's: each event becomes a call of the server `ledger`, so that checks can
-refer to it. Such a call can never replace one of the agent.
+A ledger is the server's record, not the agent's. Each event becomes a call to a server named `ledger`, so that checks
+can refer to it. Such a call is never counted as a call of the agent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _KEYS = frozenset({"seq", "at", "subject", "kind", "state", "body"})
 
 
 def claims(source: Source) -> bool:
-    """Return whether the first line has the fields of an event."""
+    """Return whether the first line has the fields of a ledger event."""
     return source.head.keys() >= _KEYS
 
 

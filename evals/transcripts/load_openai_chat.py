@@ -1,4 +1,4 @@
-"""Load OpenAI chat completions: messages with `tool_calls`, and results in messages of the role `tool`."""
+"""Load OpenAI chat completions: messages with `tool_calls`, and results in messages with the role `tool`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evals.transcripts.transcript_builder import TranscriptBuilder
 
 
 def claims(source: Source) -> bool:
-    """Return whether every item has a role, and no content block is a tool's."""
+    """Return whether every item has a role, and no content block belongs to a tool."""
     rows = messages(source)
     return bool(rows) and dialect(rows) == "openai"
 

@@ -1,4 +1,4 @@
-"""Load OpenAI's Responses API: one flat list of items, with calls and outputs among the messages, and no error flag."""
+"""Load sessions of OpenAI's Responses API: one flat list of messages, calls and outputs, without an error flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = frozenset({"function_call", "function_call_output", "mcp_call", "custom
 
 
 def claims(source: Source) -> bool:
-    """Return whether some item is a call or its output."""
+    """Return whether at least one item is a call or a call's output."""
     return any(isinstance(i, dict) and word(i) in _MARKS for i in _items(source))
 
 

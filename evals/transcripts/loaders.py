@@ -1,6 +1,6 @@
 """Find the loader of a transcript. A loader is a module `load_<format>.py` in this folder, found by its name.
 
-Each has `claims(source) -> bool`, true only for its own format, and `load(source) -> list[Transcript]`.
+Each loader has `claims(source) -> bool`, which is true only for its own format, and `load(source) -> list[Transcript]`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def formats() -> list[str]:
 
 @cache
 def loader(name: str) -> Loader:
-    """Return the loader of one format. Raises EvalError if the name is unknown."""
+    """Return the loader of the format with this name. Raises EvalError if the name is unknown."""
     if name not in formats():
         raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 
 def recognise(source: Source) -> list[str]:
-    """Return the formats that claim a file: exactly one if it can be read."""
+    """Return the formats whose loader claims a file. A file can be read if there is exactly one."""
     return [name for name in formats() if loader(name).claims(source)]
 
 
 def read(path: Path, *, format: str | None = None, bare: str | None = None) -> list[Transcript]:  # noqa: A002
-    """Read a transcript file; errors are listed in `problems`. Never raises for the file's content."""
+    """Read a transcript file. Errors in its content are listed in `problems` and never raise."""
     source = Source(path, bare=bare)
     return read_source(source, format)
 
@@ -64,7 +64,7 @@ def read_source(source: Source, format: str | None = None) -> list[Transcript]: 
 
 
 def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noqa: A002
-    """Load a source in its one format; if that fails, return an empty transcript with the problem."""
+    """Load a source with the only loader that claims it; if that fails, return an empty transcript with the problem."""
     if not source.data:
         return [_unreadable("is empty")]
     if format is None:
@@ -74,8 +74,8 @@ def _transcripts(source: Source, format: str | None) -> list[Transcript]:  # noq
         format = claimed[0]  # noqa: A001
     try:
         return loader(format).load(source) or [_unreadable("contains no transcript")]
-    except Exception as error:  # a corrupt file must give an invalid trial, not stop the scoring of the run
-        return [_unreadable(f"broke the loader of {format}: {error!r}")]
+    except Exception as error:  # a corrupt file must make its trial invalid, not stop the scoring of the run
+        return [_unreadable(f"caused an error in the loader of {format}: {error!r}")]
 
 
 def _unreadable(why: str) -> Transcript:

@@ -11,7 +11,7 @@ _PARTS = frozenset({"tool_use", "tool_result", "mcp_tool_use", "mcp_tool_result"
 
 
 def messages(source: Source) -> list[tuple[int, Any]]:
-    """Return (line, message) from a list, an object with `messages`, or one message a line; [] for anything else."""
+    """Return (line, message) pairs from a list, an object with `messages`, or JSON lines; [] for anything else."""
     shape = source.shape
     if isinstance(shape, dict) and shape.keys().isdisjoint({"schema_version", "eval"}):
         shape = shape.get("messages", [shape])
@@ -22,6 +22,6 @@ def messages(source: Source) -> list[tuple[int, Any]]:
 
 
 def dialect(rows: list[tuple[int, Any]]) -> str:
-    """Return `anthropic` if content has tool blocks, `openai` for anything else with roles."""
+    """Return `anthropic` if a message contains tool blocks, `openai` for other messages with roles."""
     parts = {word(b) for _, m in rows for b in blocks(m.get("content"))}
     return "anthropic" if parts & _PARTS else "openai"

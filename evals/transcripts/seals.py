@@ -1,12 +1,12 @@
-"""Seal replies, to prove that a transcript contains the server's real replies, complete and in order.
+"""Seal replies, to prove that a transcript contains all of the server's replies, unchanged and in order.
 
-Every program between agent and server in a trial (the recording proxy, or the server itself) adds to each reply
+In a trial, the recording proxy or the server itself adds to each reply:
 
     "seal": {"n": 1, "at": 1780000060.0, "mac": HMAC-SHA256(key, before | n | at | tool | sha(args) | sha(reply))}
 
-where `before` is the code of the previous reply, and keeps the count and the last code. The agent never has the key. An
-edited reply, an invented call and a call missing from the transcript all break the chain, and make the trial invalid.
-`at` is the server's time, so that the pace of calls can be checked in formats without times.
+`before` is the MAC of the previous reply. The sealing program keeps the number of replies and the last MAC, and the
+agent never has the key. An edited reply, an invented call or a missing call breaks the chain and makes the trial
+invalid. `at` is the time of the call, so that the pace of calls can be checked in formats without times.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def without_seal(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def mac(key: bytes, before: str, n: int, at: float, tool: str, args: Any, reply: Any) -> str:
-    """Return the seal's code for the `n`-th reply of a trial; `before` is the previous code, "" for the first."""
+    """Return the MAC of the `n`-th reply of a trial; `before` is the previous MAC, "" for the first reply."""
     message = "|".join((before, str(n), repr(float(at)), tool, _sha(args), _sha(reply)))
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass
 class Sealer:
-    """Seals replies in the order in which they are sent. One for each trial."""
+    """Seals the replies of one trial in the order in which they are sent."""
 
     key: bytes
     n: int = 0
@@ -57,7 +57,7 @@ class Sealer:
 
 @dataclass(frozen=True)
 class Chain:
-    """The data to check a trial's seals: the key, the number of replies and the last code."""
+    """The data that is needed to check a trial's seals: the key, the number of replies and the last MAC."""
 
     key: bytes
     count: int
@@ -67,7 +67,7 @@ class Chain:
 def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Problem]:
     """List the faults in the seals of the calls to the server under test; empty if all are valid.
 
-    `cut`: the session died, so its last replies may not have arrived.
+    `cut`: the session died, so the last replies may not have arrived.
     """
     sealed, problems = _numbered(calls)
     before = ""
@@ -76,7 +76,7 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
         if call is None and cut and not sealed:
             return [*problems, Problem("unfinished", f"the session died before reply {n} of {chain.count} arrived")]
         if call is None:
-            return [*problems, Problem("seal", f"reply {n} of {chain.count} is not in the transcript: it was cut out")]
+            return [*problems, Problem("seal", f"reply {n} of {chain.count} is missing: it was removed")]
         found, at = call.result[FIELD].get("mac"), call.result[FIELD].get("at")
         if isinstance(at, bool) or not isinstance(at, (int, float)):
             at = 0.0
@@ -86,17 +86,17 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
             return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not match: it was edited")]
         call.at = at
     if before != chain.last:
-        problems.append(Problem("seal", "the last seal is not the server's last one"))
+        problems.append(Problem("seal", "the last seal in the transcript is not the last one that the server issued"))
     problems += [Problem("seal", f"the seal {n} was never issued by the server") for n in sealed]
     return problems
 
 
 def _numbered(calls: Iterable[Call]) -> tuple[dict[int, Call], list[Problem]]:
-    """Return the calls by the number in their seal, and the replies with a missing or repeated number."""
+    """Return the calls by the number in their seal, and a list of replies whose number is missing or repeated."""
     sealed: dict[int, Call] = {}
     problems = []
     for call in calls:
-        # Denied, timed out or interrupted: the server sent no reply to seal.
+        # The call was denied, timed out or interrupted, so the server sent no reply to seal.
         unanswered = call.done_seq is None or (call.ok is False and not isinstance(call.result, dict))
         if not call.ours or unanswered:
             continue

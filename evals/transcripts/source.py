@@ -1,4 +1,4 @@
-"""Read a transcript file once, within limits. Invalid content never raises: errors are recorded as problems."""
+"""Read a transcript file once, within limits. Invalid content never raises; errors are recorded as problems."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from evals.transcripts.canonical import Problem
 
 MAX_FILE = 256 << 20
-_TOO_LARGE = f"has more than {MAX_FILE >> 20} MiB; no session is that long"
+_TOO_LARGE = f"has more than {MAX_FILE >> 20} MiB, the maximum"
 MAX_LINE = 32 << 20
 ZIP = b"PK\x03\x04"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _FIRST_LINE = re.compile(rf"\S[^\n]{{0,{MAX_LINE}}}")
 _SECOND_LINE = re.compile(r"\S[^\n]*\n\s*\S")
-_DECODE = json.JSONDecoder().raw_decode  # json.loads without its search for white space
+_DECODE = json.JSONDecoder().raw_decode  # faster than json.loads, because white space around the value is not skipped
 
 
 class Source:
     """The bytes of one file as JSON lines (`rows`) or as one JSON document (`document`)."""
 
     def __init__(self, path: Path, *, bare: str | None = None) -> None:
-        """Open a source. `bare` is the server of tools whose names contain no server."""
+        """Open a source. `bare` is the server that tools belong to if their names contain no server."""
         self.path = path
         self.bare = bare
         self.problems: list[Problem] = []
@@ -39,7 +39,7 @@ class Source:
             if size > MAX_FILE:
                 return self._refuse(_TOO_LARGE)
             with self.path.open("rb") as file:
-                # A read with a given size allocates that size; using the file's size keeps small files cheap.
+                # A read allocates the size that it is given, so the file's size is used: this keeps small files cheap.
                 data = file.read(size + 1)
             if data.startswith(_ZSTD):
                 return self._refuse("is compressed with zstd; unpack it first: zstd -d FILE")
@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """Return the whole file as text, empty for an archive; bytes that are not UTF-8 are a problem."""
+        """Return the whole file as text, or an empty text for an archive. Bytes that are not UTF-8 are a problem."""
         if self.data.startswith(ZIP):
             return ""
         try:
@@ -101,7 +101,7 @@ class Source:
 
     @cached_property
     def document(self) -> Any:
-        """Return the file as one JSON value, or None if it is not one (for instance JSON lines)."""
+        """Return the file as one JSON value, or None if it is not a single value (JSON lines, for example)."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -109,8 +109,8 @@ class Source:
 
     @cached_property
     def head(self) -> dict[str, Any]:
-        """Return the first line as an object, or {}; cheap, to recognise formats."""
-        found = _FIRST_LINE.search(self.text)  # copies only the line, because texts are long
+        """Return the first line as an object, or {}. It is cheap, because it is used to recognize formats."""
+        found = _FIRST_LINE.search(self.text)  # copies only the first line, because a text may be long
         try:
             row = json.loads(found[0] if found else "")
         except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""Convert records of other programs to calls, results and messages. Loaders call the builder, which never guesses.
+"""Convert records of other programs to calls, results and messages. Loaders call the builder, which never guesses
+missing data.
 
-Duplicate ids, results before their call, calls without a result, a name shared by two servers and a reply without `ok`
-all become problems here, so that every format follows the same rules.
+Duplicate ids, results before their call, calls without a result, a tool name that two servers share and a reply without
+`ok` all become problems here, so that every format follows the same rules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_PROBLEMS = 50
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return `mcp__server__tool` as (server, tool); any other name as ("", name)."""
+    """Split `mcp__server__tool` into (server, tool); return ("", name) for any other name."""
     if name.startswith("mcp__"):
         server, found, tool = name[5:].partition("__")
         if found and server and tool:
@@ -37,7 +38,9 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
-    """Decode a reply to (value, error flag or None). Unwraps MCP content blocks; reads JSON text if `parse`."""
+    """Decode a reply to (value, error flag or None). Unwraps MCP content blocks; parses JSON text if `parse` is
+    true.
+    """
     flag: bool | None = None
     if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
         said = content.get("isError", content.get("is_error"))
@@ -57,7 +60,7 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
 
 
 def _decode_text(text: str, flag: bool | None) -> tuple[Any, bool | None]:
-    """Parse JSON text, with or without a Codex header, and unwrap an MCP result or text blocks inside it."""
+    """Parse JSON text with or without a Codex header, and unwrap the MCP result or the text blocks in it."""
     header = _CODEX_HEADER.match(text)
     bare = text[header.end() :] if header else text
     if not bare.lstrip().startswith(("{", "[")):
@@ -80,11 +83,13 @@ class TranscriptBuilder:
     """Collects the events of one transcript in the order in which they happened."""
 
     def __init__(self, format: str, *, bare: str | None = None) -> None:  # noqa: A002
-        """Start a transcript. `bare` is the server of tools whose names contain no server, if known."""
+        """Start a transcript. `bare` is the server that tools belong to if their names contain no server, if it is
+        known.
+        """
         self.meta = Meta(format=format)
         self.bare = bare
         self.file = ""
-        """The file being read, if a session spans several."""
+        """The file that is being read, if a session spans several files."""
         self._calls: dict[str, Call] = {}
         self._says: list[Say] = []
         self._problems: list[Problem] = []
@@ -92,7 +97,7 @@ class TranscriptBuilder:
         self._last: str = ""
 
     def problem(self, kind: ProblemKind, text: str, line: int = 0) -> None:
-        """Record a problem; stops after fifty."""
+        """Record a problem. At most fifty are recorded."""
         if len(self._problems) < _MAX_PROBLEMS:
             self._problems.append(Problem(kind, text[:500], line, self.file))
 
@@ -150,7 +155,8 @@ class TranscriptBuilder:
         literal: bool = False,
         line: int = 0,
     ) -> None:
-        """Add a result. `error` is the format's own flag, None if it has none; `raw` is a second, more complete copy.
+        """Add a result. `error` is the format's own error flag, or None; `raw` is a second, more complete copy of the
+        content.
 
         `literal` content is used unchanged; other content is unwrapped from MCP blocks and JSON text.
         """
@@ -176,16 +182,16 @@ class TranscriptBuilder:
         call.result, call.ok, call.done_seq = value, ok, self._next("result")
 
     def say(self, role: str, text: object, *, agent: str = MAIN) -> None:
-        """Add a message of a role; empty messages are dropped."""
+        """Add a message with a role; empty messages are dropped."""
         if isinstance(text, str) and text.strip():
             self._says.append(Say(self._next(role if agent == MAIN else "aside"), role, text, agent))
 
     def end(self, ended: Ended, why: str = "") -> None:
-        """Record the format's own status of the end of the session."""
+        """Record how the session ended, according to the format's own status."""
         self.meta.ended, self.meta.why = ended, why[:500]
 
     def finish(self) -> Transcript:
-        """Close the transcript; an open call is a problem."""
+        """Close the transcript. A call without a result is a problem."""
         for call in self._calls.values():
             if call.done_seq is None:
                 self.problem("unfinished", f"no result for the call {call.id!r} of {call.tool}")
@@ -193,7 +199,7 @@ class TranscriptBuilder:
             if self._last == "assistant":
                 self.meta.ended = "completed"
             else:
-                self.problem("unfinished", "it ends without a closing message or an end mark, so it may be cut off")
+                self.problem("unfinished", "no closing message or end marker: the session may be truncated")
         return Transcript(self.meta, list(self._calls.values()), self._says, self._problems)
 
     def _next(self, what: str) -> int:

@@ -53,7 +53,7 @@ def open_context(
 def record_policy(config: Config, now: float) -> None:
     """Record the policy file that this ledger uses: at first use, and again after the user has edited the file.
 
-    Nothing is written while a file or ledger other than the recorded one is named. Raises LedgerError.
+    Nothing is written while the environment names a file or ledger other than the recorded one. Raises LedgerError.
     """
     known = config.recorded
     if any(notice.question for notice in config.notices) or (known and known.digest == config.digest):
@@ -61,5 +61,5 @@ def record_policy(config: Config, now: float) -> None:
     if known is None:
         write_record(config.home, Record(path=str(config.policy_file), digest=config.digest, at=now))
         return
-    with contextlib.suppress(LedgerError):  # only the path matters, so a full disk may keep an old digest
+    with contextlib.suppress(LedgerError):  # on a full disk the old digest stays; only the path matters
         write_record(config.home, known.model_copy(update={"digest": config.digest, "at": now}))

@@ -1,7 +1,7 @@
 """Configuration: the folders that gpuwarden uses, and the user's policy.
 
 The policy is one TOML file. A variable whose name is the path in capitals (`caps.per_job_usd` is
-`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter if the marker beside the field allows it. A variable that would
+`GPUWARDEN_CAPS_PER_JOB_USD`) may make a value stricter if the marker at the field allows it. A variable that would
 loosen a value is ignored and becomes a notice. Each effective value records its origin.
 
 | variable | meaning |
@@ -100,7 +100,7 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
         return before
     if before is not None and before.policy_file == standing.file and before.digest != digest and not content:
         raise BadRequest(
-            f"the policy file {standing.file} has become empty or is gone",
+            f"the policy file {standing.file} is now empty or missing",
             "Restore it. A restarted process would use the defaults.",
         )
     table = _parsed(standing.file, content)
@@ -145,11 +145,11 @@ def read_policy(file: Path) -> tuple[Policy, str]:
 def _tightened(
     policy: Policy, env: Mapping[str, str], origins: dict[str, str], file: Path
 ) -> tuple[Policy, list[Notice]]:
-    """Apply the variables that make the file's policy stricter. Return the policy and a notice for each other one."""
+    """Apply the variables that make the file's policy stricter. Return it with a notice for each ignored variable."""
     ignored = []
     for field in policy_fields():
         name = PREFIX + field.path.upper().replace(".", "_")
-        if not env.get(name):  # a client that passes variables by name passes unset ones as empty
+        if not env.get(name):  # a client that passes variables by name passes unset variables as empty text
             continue
         if field.by_variable is None:
             ignored.append(Notice("file_only", name, "", about=field.path))
@@ -180,7 +180,7 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
         if first["type"] == "extra_forbidden":
             problem, hint = f"sets {path}, which is not a setting", "to list every setting"
         else:
-            problem = f"sets {path} wrongly: {in_words(first['type'], first['msg'])}"
+            problem = f"sets {path} to an invalid value: {in_words(first['type'], first['msg'])}"
             hint = "to list every setting with its default"
         raise BadRequest(f"{where} {problem}", do(Action.DOCTOR, hint)) from error
 

@@ -1,4 +1,4 @@
-"""Locate the data folders: beside `server/` in a checkout, inside the package in an installed wheel."""
+"""Locate the data folders: next to `server/` in a checkout, inside the package in an installed wheel."""
 
 from __future__ import annotations
 

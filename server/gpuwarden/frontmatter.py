@@ -38,13 +38,13 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_CHARS = 1 << 20
 MAX_SHOWN = 3
-MAX_WORDS = 200  # characters in the description of one fault
+MAX_WORDS = 200  # characters in the description of one error
 FENCE = "---"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FrontMatter(NamedTuple):
-    """The data above the second `---`, the text below it, and the file line of the start of that text."""
+    """The data above the second `---`, the text below it, and the line of the file on which that text starts."""
 
     data: dict[str, Any]
     body: str
@@ -53,7 +53,7 @@ class FrontMatter(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsed:
-    """Plain data, and the file line of every value, keyed by its path of keys and indexes."""
+    """Plain data, and the line number of every value, keyed by its path of keys and indexes."""
 
     value: dict[str, Any]
     lines: dict[tuple[str | int, ...], int]
@@ -61,7 +61,7 @@ class Parsed:
     def line_of(self, loc: Sequence[str | int]) -> int:
         """Return the line of the value at `loc`, or of the nearest value that contains it.
 
-        Steps that are not in the file, such as the branch of a union in a validation error, are skipped.
+        Steps of `loc` that are not in the file, such as the branch of a union in a validation error, are skipped.
         """
         here: tuple[str | int, ...] = ()
         for step in loc:
@@ -96,7 +96,7 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
 
 
 def parse_yaml(text: str, *, name: str, first_line: int = 1) -> Parsed:
-    """Parse one mapping; `first_line` is the file line of the text's first line. Raises BadRequest."""
+    """Parse one mapping; `first_line` is the line number of the text in its file. Raises BadRequest."""
     if len(text) > MAX_CHARS:
         raise _wrong(name, first_line, f"{len(text):,} characters of YAML; the limit is {MAX_CHARS:,}")
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(text):

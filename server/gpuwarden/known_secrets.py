@@ -1,7 +1,8 @@
 """Remember the secrets that jobs were given, so that a later process without them can redact them from its replies.
 
-The state folder contains keyed digests, never values: one file of lines, mode 0600, and the key of this installation.
-A program that can read both files can test guesses; such a program could also read the values in a shell's environment.
+The state folder contains keyed digests, never values: one file with a digest per line, mode 0600, and the key of this
+installation. A program that can read both files can test guesses; but it could also read the values in a shell's
+environment.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class KnownSecrets:
         except OSError as error:
             raise DiskError(
                 f"the digests of this job's secrets can't be written to {self._file}: {error.strerror}",
-                "Free some disk space, then call again; the job waits.",
+                "Free some disk space, then call again; the job waits until then.",
             ) from error
 
     def found_in(self, body: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The user's notes on their own setup: one TOML file, `notes.toml`, beside the policy.
+"""The user's notes on their own setup: one TOML file, `notes.toml`, next to the policy.
 
     facts = ["the lab's box is shared on Fridays"]
 
@@ -7,7 +7,7 @@
     [tracker]
     name = "wandb"
     entity = "my-team"
-    key = "$WANDB_API_KEY"        # the place of the key: a variable or a file, never its value
+    key = "$WANDB_API_KEY"        # where the key is stored: a variable or a file, never its value
 
     [usual]
     gpu = "A100"
@@ -49,12 +49,12 @@ Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/ -]{0,79}$")]
 _HOME = re.compile(r"^(\$[A-Za-z_][A-Za-z0-9_]{0,63}|(~|\.{0,2})/[^\x00-\x1f\x7f]{1,250})$")
 Home = Annotated[str, Field(pattern=_HOME.pattern)]
-"""The place of a key: `$NAME` for a variable, or a path."""
+"""Where a key is stored: `$NAME` for a variable, or a path."""
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:%-]{0,254}$")]
 Folder = Annotated[str, Field(pattern=r"^(~|/)[^\x00-\x1f\x7f]{0,250}$")]
 
-# Treat a run of letters and digits without a word in it as a key: old wandb keys are 40 hex
-# digits, and many clouds hand out 32 letters.
+# A long string of letters and digits that contains no word counts as a key: old wandb keys are 40 hex
+# digits, and many clouds issue keys of 32 letters.
 _OPAQUE = re.compile(r"(?<![A-Za-z0-9+])(?=[A-Za-z+]*\d)(?=[0-9+]*[A-Za-z])[A-Za-z0-9+]{20,}={0,2}")
 _TOLD = re.compile(r"(?i)\b(?:token|secret|password|passwd|api.?key)\s*(?:[=:]|is)\s*(?![$~/])\S+")
 _IN_URL = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
@@ -119,18 +119,18 @@ def read_notes(text: str, name: str) -> Notes:
     try:
         table = _plain(tomllib.loads(text))
         strings = list(_strings(table))
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # also raised for a number with thousands of digits
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else str(max(1, text.count("\n") + 1))
         raise BadRequest(f"{name}:{line}: this is not valid TOML", f"Correct {name}.") from None
     parsed = Parsed(table, {(): 1, **_lines(text)})
     for loc, value in strings:
-        # A name such as `token` marks its value as a secret. The field `key` is exempt: its value is a place.
+        # A name such as `token` marks its value as a secret. The field `key` is exempt: it names where a key is stored.
         named = any(isinstance(step, str) and SECRET_NAME.search(step) for step in loc)
         if looks_secret(value) or (named and not _HOME.fullmatch(value)):
             raise BadRequest(
                 f"{name}:{parsed.line_of(loc)}: this looks like a secret",
-                f"Remove it from {name}, rotate it, and note only its place: $NAME, or a path.",
+                f"Remove it from {name}, rotate it, and note only where it is stored: $NAME, or a path.",
             )
     return validate(Notes, parsed, name=name)
 
@@ -193,7 +193,7 @@ def looks_secret(text: str) -> bool:
 def _read(file: Path) -> str | None:
     """Return the file's text; None if it does not exist. Raises BadRequest if others may read or write it.
 
-    The notes must be private, because they contain the places of keys and decide where jobs run.
+    The notes must be private, because they state where keys are stored and where jobs run.
     """
     try:
         with file.open("rb") as stream:
@@ -262,7 +262,7 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _chain(snippet: str) -> tuple[str, ...]:
-    """Return the names along a heading or a dotted key."""
+    """Return the names in a heading or a dotted key."""
     try:
         table: Any = tomllib.loads(snippet)
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Record the policy file in use, beside the ledger, and build notices if another file is named.
+"""Record the policy file in use, next to the ledger, and build notices if another file is named.
 
 A variable can name any file, and the program that starts a process sets its variables. So the first use records the
 file, and the recorded file stays in force until the user accepts another one at a terminal (`gpuwarden policy use`).
@@ -35,12 +35,14 @@ RECORD: Final = "policy.json"
 class Notice:
     """One notice about the policy for the reader of a reply.
 
-    `looser` and `file_only`: the variable `name` is ignored, and `about` (a setting) stays at `kept`.
-    `other_policy`: the file `name` is named and `kept` is in force. `other_ledger`: the folder `name` is named and
-    `kept` is the usual one. `unnamed_ledger`: no folder is named, so it is the ledger in `name`, `kept` is the one that
-    this account uses, and `about` is the policy in force. `other_server`: the server `name` works with the ledger in
-    `kept` and the policy `about`. `broken`: `name` is the error of a policy that can't be read now. `unwatched`:
-    automatic teardown is on, and no watch runs.
+    - `looser`, `file_only`: the variable `name` is ignored, and the setting `about` keeps the value `kept`.
+    - `other_policy`: a variable names the policy file `name`, but the file `kept` is in force.
+    - `other_ledger`: a variable names the ledger folder `name`, but the usual one is `kept`.
+    - `unnamed_ledger`: no variable names a folder, so the ledger is in `name`. This account uses the one in `kept`, and
+      the policy `about` is in force.
+    - `other_server`: the server `name` uses the ledger in `kept` and the policy `about`.
+    - `broken`: the policy can't be read now, because of the error `name`.
+    - `unwatched`: automatic teardown is on, and no watch runs.
     """
 
     kind: Literal[
@@ -59,7 +61,7 @@ class Notice:
         if self.kind == "other_ledger":
             return f"the named ledger is not the usual one: {line(self.name, 200)}"
         if self.kind == "unnamed_ledger":
-            return f"no ledger is named, but this account uses another one: {line(self.kept, 200)}"
+            return f"no ledger folder is set, but this account uses another one: {line(self.kept, 200)}"
         return ""
 
     @property
@@ -117,7 +119,10 @@ class InForce:
 
 
 class Record(Frozen):
-    """The policy file in use, the digest of its text, and when. `chosen`: by the user, not recorded at first use."""
+    """The policy file in use, the digest of its text, and the time of the record.
+
+    `chosen`: the user accepted the file; it was not merely recorded at first use.
+    """
 
     path: str
     digest: str
@@ -127,7 +132,7 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Standing:
-    """The file in force, the ledger's own record if it has one, and the notices."""
+    """The policy file in force, the ledger's own record if it has one, and the notices."""
 
     file: Path
     own: Record | None = None
@@ -135,9 +140,9 @@ class Standing:
 
 
 def decide(home: Path, named: Path | None, default: Path) -> Standing:
-    """Choose the policy file for the ledger in `home`. `named` is the file that a variable names, `default` the usual.
+    """Choose the policy file for the ledger in `home`.
 
-    Raises LedgerError for a record that can't be read.
+    `named` is the file that a variable names, `default` the usual one. Raises LedgerError if the record can't be read.
     """
     own = read_record(home)
     here = absolute(home)
@@ -162,7 +167,7 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
 def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:
     """Return the ledger that this account used last, and its record, if it takes precedence over the one `here`.
 
-    It does if the ledger `here` is new (has no record), or if the user chose the other ledger's policy later.
+    The other ledger takes precedence if the ledger `here` is new (has no record), or if its policy was chosen later.
     """
     for home in known_homes():
         with contextlib.suppress(LedgerError):
@@ -183,7 +188,7 @@ def digest_of(content: bytes) -> str:
 
 
 def read_record(home: Path) -> Record | None:
-    """Read the record beside a ledger, None if it has none. Raises LedgerError if it can't be read."""
+    """Read the record next to a ledger; None if there is none. Raises LedgerError if it can't be read."""
     file = home / RECORD
     try:
         return Record.model_validate_json(file.read_text("utf-8"))
@@ -197,7 +202,7 @@ def read_record(home: Path) -> Record | None:
 
 
 def write_record(home: Path, record: Record) -> None:
-    """Replace the record beside a ledger, with mode 0600. Raises LedgerError."""
+    """Replace the record next to a ledger, with mode 0600. Raises LedgerError."""
     part = home / f"{RECORD}.{os.getpid()}.part"
     try:
         part.unlink(missing_ok=True)

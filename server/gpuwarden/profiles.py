@@ -1,7 +1,7 @@
 """Read `profiles/*.md` strictly, and generate the tables in their prose.
 
-The code reads only a profile's front matter. The prose does not repeat its facts, but shows them in blocks that
-`render_blocks` generates from the front matter:
+The code reads only a profile's front matter. The prose does not repeat these facts. It shows them in blocks that
+`render_blocks` generates:
 
     <!-- generated:storage -->
     ...
@@ -22,9 +22,9 @@ from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BY_HAND = (
-    "gpuwarden has no provider for this platform: it can't rent, get a price, read the meter, stop or release here. "
+    "gpuwarden has no provider for this platform, so it can't rent, get a price, read the meter, stop or release here. "
     "Rent and release in the console, and run jobs there as `ssh/ALIAS`; no gate then checks this platform's billing. "
-    "`rehearsal/` before the name practices its rules with pretend money."
+    "`rehearsal/NAME` simulates the platform with pretend money."
 )
 _BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 

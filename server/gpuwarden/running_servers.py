@@ -1,11 +1,11 @@
 """List the running MCP servers of this account, each with its ledger, policy file and version.
 
 A client may drop the variables that name the ledger and the policy. Its server then uses another ledger than the user's
-shell, and the shell can't find the server's tickets. So each server registers itself in a folder of the account that no
-GPUWARDEN variable moves. An entry is a file that its server locks while it runs. The kernel releases the lock when the
-process ends, and the next listing removes the entry.
+shell, and the shell can't find the server's tickets. So each server registers itself in a folder of the account whose
+path no GPUWARDEN variable changes. An entry is a file that its server locks while it runs. The kernel releases the lock
+when the process ends, and the next listing removes the entry.
 
-The homes that servers used are remembered after the servers ended, to compare a new ledger with the ledgers in use.
+The ledger folders of ended servers are remembered, so that a new ledger can be compared with the ledgers in use.
 """
 
 from __future__ import annotations

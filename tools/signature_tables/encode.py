@@ -1,4 +1,4 @@
-"""Write the releases of one package as one table: every fact with the run of releases in which it is true.
+"""Write the releases of one package as one table: each fact with the ranges of releases in which it is true.
 
 The readers are in `gpuwarden.static_analysis.signatures.tables`, which describes the format.
 """
@@ -19,7 +19,7 @@ _KINDS = {"function": "f", "init": "i", "dataclass": "d", "enum": "e", "plain": 
 
 
 class _Interned(dict[Any, int]):
-    """Numbers for values, in the order in which they come."""
+    """Numbers for values, assigned in the order in which the values are added."""
 
     def of(self, value: Hashable) -> int:
         return self.setdefault(value, len(self))
@@ -59,19 +59,19 @@ def table(package: str, releases: Sequence[Release]) -> dict[str, Any]:
 
 
 def compressed(content: Mapping[str, Any]) -> bytes:
-    """Return a table as bytes, the same for the same content."""
+    """Return a table as bytes; equal content gives equal bytes."""
     text = json.dumps(content, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     return lzma.compress(text.encode(), format=lzma.FORMAT_XZ, preset=9 | lzma.PRESET_EXTREME)
 
 
 def _parameter(parameter: Parameter, found: Definition) -> tuple[Any, ...]:
-    """Return name, default, accepted values or the enum of them, and whether the class itself refuses others."""
+    """Return the name, the default, the accepted values or their enum, and whether the class itself rejects others."""
     values: Any = parameter.choices or (parameter.kinds[0] if parameter.kinds else 0)
     return (parameter.name, parameter.default, values, int(parameter.name in found.checked and bool(parameter.kinds)))
 
 
 def _history(by_release: Sequence[Mapping[str, T]]) -> dict[str, list[list[Any]]]:
-    """Return, for each key, its values as [first release, last release, value]."""
+    """Return key -> its values, as a list of [first release, last release, value]."""
     runs: dict[str, list[list[Any]]] = {}
     for number, values in enumerate(by_release):
         for key, value in values.items():
@@ -84,7 +84,7 @@ def _history(by_release: Sequence[Mapping[str, T]]) -> dict[str, list[list[Any]]
 
 
 def _requirements(lines: Iterable[str]) -> dict[str, str]:
-    """Return the conditions on other packages that have a table."""
+    """Return the version requirements on other packages that have a table."""
     conditions: dict[str, list[str]] = {}
     for line in lines:
         found = re.match(r"([\w-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)", line)

@@ -1,7 +1,7 @@
 """Read which names each module binds and which members each class has, line by line.
 
-Reading syntax trees of every release would take an hour. Lines are enough, since only differences between releases
-are kept: a name that this reader takes for one in every release makes no difference.
+Parsing the syntax tree of every module in every release would take an hour. Reading lines is enough, because only
+differences between releases are kept: a mistake that is made in every release has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORD = re.compile(r"(?:\w+ as )?(\w+)")
 
 @dataclass
 class Text:
-    """What one module's text has: its names, and of each class the bases and the members."""
+    """The names in one module's text, and the bases and members of each class."""
 
     names: set[str] = field(default_factory=set)
     bases: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Text:
 
 
 def read_text(text: str, *, attributes: bool) -> Text:
-    """Return the names and members of a module; with `attributes` those that methods assign too."""
+    """Return the names and members of a module; with `attributes`, also the attributes that methods assign."""
     found = Text()
     owner, block = "", False
     for indent, body in _statements(text):
@@ -55,7 +55,7 @@ def read_text(text: str, *, attributes: bool) -> Text:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their indentation: no comment, nothing in quotes of three, an import in brackets as one."""
+    """Yield lines with their indentation, without comments and triple-quoted text; a bracketed import is one line."""
     quoted = joined = ""
     start = 0
     for line in text.splitlines():
@@ -98,9 +98,9 @@ def _bases(text: str) -> tuple[str, ...]:
 
 
 def changes(versions: Sequence[str], releases: Sequence[Mapping[str, Text]]) -> dict[str, Any]:
-    """Return what is not the same in every release, with the runs of releases that have it.
+    """Return the names and members that some releases lack, with the ranges of releases that have them.
 
-    A name of a module counts where the module itself is in more releases; a member of a class likewise.
+    A name is only returned if its module exists in more releases than the name; the same applies to a class's members.
     """
     names: dict[str, dict[str, set[int]]] = {}
     members: dict[str, dict[str, set[int]]] = {}
@@ -142,14 +142,14 @@ def changes(versions: Sequence[str], releases: Sequence[Mapping[str, Text]]) -> 
 
 
 def _with_heirs(wanted: set[str], bases: Mapping[str, set[str]]) -> set[str]:
-    """Return classes with all that inherit from them."""
+    """Return classes and all classes that inherit from them."""
     while more := {owner for owner, own in bases.items() if own & wanted} - wanted:
         wanted = wanted | more
     return wanted
 
 
 def _runs(places: set[int]) -> list[list[int]]:
-    """Return the first and the last of each run of releases."""
+    """Return the first and the last release of each range of consecutive releases."""
     runs: list[list[int]] = []
     for place in sorted(places):
         if runs and runs[-1][1] == place - 1:

@@ -1,4 +1,4 @@
-"""Read the messages that a module raises or warns with, as templates: `{}` stands for what is filled in at run time."""
+"""Read the messages of a module's exceptions and warnings as templates, with `{}` for values inserted at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STARTS = re.compile(r"^[ \t]*(?:raise [\w.]+\(|warnings\.warn\()", re.MULTILINE)
 MAX_LINES = 30
 MAX_TEMPLATE = 300
 LEAST_WORDS = 4
-"""A template of fewer fixed words says too little to be recognized by."""
+"""Minimum number of fixed words in a template: with fewer, messages can't be recognized reliably."""
 HOLE = "{}"
 _FORMAT = re.compile(r"\{[^{}]*\}|%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?[sdrfgi]")
 
@@ -26,12 +26,12 @@ class Message(NamedTuple):
 
 
 def read_messages(text: str) -> set[Message]:
-    """Return the messages of a module. Each statement is parsed alone, which takes a tenth of parsing the module."""
+    """Return the messages of a module. Each statement is parsed alone, in a tenth of the time to parse the module."""
     return {message for found in STARTS.finditer(text) if (message := _message(text[found.start() :]))}
 
 
 def _message(rest: str) -> Message | None:
-    """Return the message of the statement at the beginning of a text."""
+    """Return the message of the statement at the start of a text."""
     lines = rest.split("\n", MAX_LINES)[:MAX_LINES]
     for count, line in enumerate(lines, 1):
         if ")" not in line:
@@ -58,7 +58,7 @@ def _of_statement(statement: ast.stmt) -> Message | None:
 
 
 def _parts(node: ast.expr) -> Iterator[str]:
-    """Yield the fixed texts of an expression, and a hole for everything else."""
+    """Yield the fixed parts of an expression, and `HOLE` for all other parts."""
     match node:
         case ast.Constant(value=str(text)):
             yield text

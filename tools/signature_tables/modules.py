@@ -1,6 +1,6 @@
-"""Read one Python module's text: what it binds, which classes and functions it defines, and what it hides from readers.
+"""Read the names, classes and functions that one Python module defines, from its text.
 
-Nothing is imported or run. A module is *open* where names may exist that its text does not show.
+Nothing is imported or executed. A module is *open* if it may have names that its text does not show.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REQUIRED = None
-"""The default of a parameter that has none."""
+"""The value of `default` for a parameter without a default."""
 _EXPRESSION = "..."
 _LONG = 60
 
@@ -30,10 +30,11 @@ class Parameter:
 
 @dataclass
 class Definition:
-    """A class or a function as its own text gives it, before inheritance.
+    """A class or a function as defined in its own text, without inherited members.
 
     `kind`: `function`, `init` (its own `__init__`), `dataclass`, `enum` or `plain`. `renames` maps an old argument to
-    the new one, or to an empty text. `checked` are the parameters whose enum the class itself applies.
+    the new one, or to an empty string. `checked` contains the parameters whose values the class itself checks against
+    an enum.
     """
 
     kind: str
@@ -46,9 +47,9 @@ class Definition:
 
 @dataclass
 class Module:
-    """The bindings of one module. A target is a qualified name; `stars` are the modules that it imports whole.
+    """The bindings of one module. A target is a qualified name; `stars` contains the modules that it imports with `*`.
 
-    `moved`: former paths of modules with the new ones, where it installs a finder that still serves them.
+    `moved` maps former module paths to the new ones, if the module installs a finder that still supports them.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Module:
 
 
 def exported_only(name: str, text: str) -> Module:
-    """Return a module of which only `__all__` is read; it is open."""
+    """Return an open module of which only `__all__` is read."""
     found = re.search(r"^__all__\s*=\s*(\[[^\]]*\])", text, re.MULTILINE)
     try:
         exported = [e for e in ast.literal_eval(found[1]) if isinstance(e, str)] if found else None
@@ -75,7 +76,7 @@ def exported_only(name: str, text: str) -> Module:
 
 
 def read_module(name: str, text: str, *, is_package: bool) -> Module:
-    """Return what a module's text shows."""
+    """Return the bindings and definitions in a module's text."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(text)
@@ -84,7 +85,7 @@ def read_module(name: str, text: str, *, is_package: bool) -> Module:
 
 
 class _Reader:
-    """One pass over the statements of a module, those below `if`, `try` and `with` included."""
+    """One pass over the statements of a module, including those inside `if`, `try` and `with`."""
 
     def __init__(self, module: Module, tree: ast.Module, *, announces: bool, finds: bool) -> None:
         self.module = module
@@ -186,7 +187,7 @@ class _Reader:
             self.module.open = True
 
     def _lazy_names(self, target: ast.expr, value: ast.expr | None) -> None:
-        """Bind the names of a structure of lazy imports: a mapping from a submodule to its names."""
+        """Bind the names in a lazy import structure, which maps a submodule to its names."""
         pairs: Iterable[tuple[ast.expr | None, ast.expr | None]] = ()
         if isinstance(value, ast.Dict):
             pairs = zip(value.keys, value.values, strict=True)
@@ -199,7 +200,7 @@ class _Reader:
                     self.module.bindings.setdefault(name, f"{self.module.name}.{key.value}.{name}")
 
     def _moved(self, value: ast.Dict) -> None:
-        """Keep a mapping from former module paths of this package to the new ones."""
+        """Store a mapping from former module paths of this package to the new ones."""
         begin = self.module.name.partition(".")[0] + "."
         for key, new in zip(value.keys, value.values, strict=True):
             match key, new:
@@ -216,7 +217,7 @@ class _Reader:
         return ".".join([*kept, *([node.module] if node.module else [])])
 
     def _qualified(self, node: ast.AST) -> str:
-        """Return the qualified name of a dotted expression, an empty text for anything else."""
+        """Return the qualified name of a dotted expression, an empty string for anything else."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -282,7 +283,7 @@ def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 def _function(
     node: ast.FunctionDef | ast.AsyncFunctionDef, *, method: bool, qualified: Any = lambda _: ""
 ) -> Definition:
-    """Return a function's parameters; those of a method come without the first."""
+    """Return a function's parameters, without the first one if it is a method."""
     spec = node.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)
@@ -305,7 +306,7 @@ def _function(
 
 
 def _decorated(node: ast.expr) -> dict[str, str] | None:
-    """Return the old and new names that a decorator for deprecated arguments gives; None where it can't be read."""
+    """Return the old and new names in a decorator for deprecated arguments; None if it can't be read."""
     if not isinstance(node, ast.Call):
         return None
     name = ast.unparse(node.func).rpartition(".")[2]
@@ -343,7 +344,7 @@ def _parameter(
 
 
 def _alternatives(node: ast.expr | None) -> Iterator[ast.expr | list[str]]:
-    """Yield the members of a union except None and str; the texts of a `Literal` as one list."""
+    """Yield the members of a union except None and str, and the strings of a `Literal` as one list."""
     match node:
         case None | ast.Constant(value=None) | ast.Name(id="str"):
             return
@@ -386,7 +387,7 @@ def _strings(node: ast.AST | None) -> list[str]:
 
 
 def _checked(builders: list[ast.FunctionDef]) -> Iterator[str]:
-    """Yield NAME for each `self.NAME = AnEnum(self.NAME)`: a value that the enum lacks is an error there."""
+    """Yield NAME for each `self.NAME = AnEnum(self.NAME)`, which raises an error for a value not in the enum."""
     for inner in (n for builder in builders for n in ast.walk(builder)):
         match inner:
             case ast.Assign(
@@ -402,13 +403,13 @@ _WORD = re.compile(r"`+(?:--)?(\w+)(?:=\w*)?`+|'(\w+)'")
 
 
 def _deprecations(builders: list[ast.FunctionDef], parameters: set[str]) -> dict[str, str]:
-    """Return the deprecated parameters with their new names, as warnings below `if self.OLD ...:` announce them."""
+    """Return the deprecated parameters and their new names, according to the warnings inside `if self.OLD ...:`."""
     found: dict[str, str] = {}
     for branch in (n for builder in builders for n in ast.walk(builder) if isinstance(n, ast.If)):
         if not any(isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) for s in branch.body):
             continue
         if isinstance(branch.test, ast.Compare) and isinstance(branch.test.ops[0], ast.Eq | ast.In):
-            continue  # one value of the parameter is deprecated
+            continue  # only one value of the parameter is deprecated, not the parameter
         tested = {
             n.attr if isinstance(n, ast.Attribute) else n.id
             for n in ast.walk(branch.test)

@@ -1,4 +1,4 @@
-"""Resolve the modules of one release: which names each exports, and the definitions behind them."""
+"""Resolve the modules of one release: the names that each module exports, and their definitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOPS = 12
 
 @dataclass
 class Release:
-    """One release: its modules (true where one is open), the names that each binds, and the definitions."""
+    """One release: its modules (true if the module is open), the names that each binds, and the definitions."""
 
     version: str
     requires: list[str]
@@ -40,7 +40,7 @@ def resolve(version: str, read: dict[str, Module], present: set[str], requires: 
     for old, new in ((old, new) for m in read.values() for old, new in m.moved.items() if old not in opened):
         names |= {old: names[new]} if new in names else {}
         opened[old] = opened.get(new, True)
-    # What a package's first module puts into sys.modules by text may be imported as well.
+    # Names that a package's top module adds to sys.modules as strings can be imported too.
     root = next((read[name] for name in sorted(read) if "." not in name), None)
     if root is not None and _patches(root):
         opened = {f"{root.name}.{text}": True for text in root.strings if text.isidentifier()} | opened
@@ -52,7 +52,7 @@ def _patches(root: Module) -> bool:
 
 
 def follow(target: str, read: dict[str, Module]) -> str:
-    """Return the end of a chain of imports: the name of a definition, a module or something foreign."""
+    """Return the end of a chain of imports: the name of a definition, of a module, or of another package's object."""
     for _ in range(_HOPS):
         owner, _, name = target.rpartition(".")
         if target in read or owner not in read:
@@ -65,7 +65,7 @@ def follow(target: str, read: dict[str, Module]) -> str:
 
 
 def _expand(module: Module, read: dict[str, Module], busy: set[str]) -> None:
-    """Replace a module's star imports by the names behind them."""
+    """Replace a module's star imports with the names that they import."""
     if module.name in busy:
         return
     busy.add(module.name)
@@ -87,7 +87,7 @@ def _expand(module: Module, read: dict[str, Module], busy: set[str]) -> None:
 def _with_enum(
     parameter: Parameter, read: dict[str, Module], definitions: dict[str, Definition], key: str
 ) -> Parameter:
-    """Return a parameter with the one enum that its annotation names, else with none."""
+    """Return a parameter with the enum that its annotation names, without enum if it names none or several."""
     ends = [follow(kind, read) for kind in parameter.kinds]
     known = [e for e in ends if (e not in definitions or definitions[e].kind == "enum")]
     known = [e for e in known if e.partition(".")[0] in PACKAGES - {"torch"}]
@@ -96,7 +96,7 @@ def _with_enum(
 
 
 def _reachable(names: dict[str, dict[str, str]], definitions: dict[str, Definition]) -> dict[str, Definition]:
-    """Return the definitions that a public name leads to, and their bases and enums."""
+    """Return the definitions of all public names, and their bases and enums."""
     todo = [target for bound in names.values() for target in bound.values()]
     found: dict[str, Definition] = {}
     while todo:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from signature_tables.modules import Module, exported_only, read_module
 
-# pytorch-lightning 1 became lightning.pytorch; one table has both, under the new name.
+# pytorch-lightning 1 became lightning.pytorch; one table contains both, under the new name.
 ROOTS = {
     "sentence-transformers": ("sentence_transformers",),
     "pytorch-lightning": ("pytorch_lightning",),
 }
-# Of these modules only `__all__` is read: model classes accept `**kwargs`, and reading them takes ten times as long as
-# the rest.
+# Only `__all__` is read from these modules: model classes accept `**kwargs`, and reading them takes ten times as long
+# as reading all other modules.
 NAMES_ONLY = re.compile(
     r"transformers/(models/.+/\w+|(generation|quantizers|pipelines|integrations|kernels|onnx)/(?!__init__)\w+)\.py|"
     r"transformers/(modeling|tokenization|image|video|audio|feature_extraction|cache|masking|processing|tf|keras)_\w+\.py|"
@@ -41,13 +41,13 @@ TORCH = re.compile(
 )
 TARGET = ["--only-binary=:all:", "--python-version", "3.11"]
 TARGET += ["--platform", "macosx_14_0_arm64", "--platform", "macosx_11_0_arm64", "--platform", "win_amd64"]
-"""The wheels of torch for a Mac have no CUDA libraries: 75 MB instead of 800. bitsandbytes had none for it at first."""
+"""torch wheels for macOS contain no CUDA libraries: 75 MB instead of 800. Old bitsandbytes has no wheels for macOS."""
 SOURCES = frozenset({"deepspeed"})
-"""Packages without wheels. For the metadata of a source archive, pip runs its `setup.py`."""
+"""Packages without wheels. To read the metadata of a source archive, pip runs its `setup.py`."""
 
 
 def wheel(package: str, version: str, folder: Path) -> Path:
-    """Return the path of a released wheel, or of the source archive, downloaded where the folder lacks it."""
+    """Return the path of a released wheel or source archive, which is downloaded if it is not in the folder."""
     source = package in SOURCES
     pattern = f"{package.replace('-', '_')}-{version}{'.tar.gz' if source else '-*.whl'}"
     if not (found := sorted(folder.glob(pattern))):
@@ -59,9 +59,10 @@ def wheel(package: str, version: str, folder: Path) -> Path:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    """Return the Python files and the metadata of a wheel or a source archive by their paths, empty for other files.
+    """Return path -> content for the files in a wheel or a source archive, with empty content for files other than
+    Python files and metadata.
 
-    The folder around a source archive is left out.
+    The top-level folder of a source archive is not part of the path.
     """
 
     def wanted(name: str) -> bool:
@@ -78,7 +79,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 def python_files(package: str, path: Path, left_out: re.Pattern[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each Python file of a package, its path and digest as a key, and its text."""
+    """Yield each Python file of a package, a key of its path and digest, and its text."""
     roots = ROOTS.get(package, (package,))
     for file, content in files_of(path).items():
         of_package = file.partition("/")[0] in roots and file.endswith(".py")
@@ -87,9 +88,9 @@ def python_files(package: str, path: Path, left_out: re.Pattern[str]) -> Iterato
 
 
 def modules_of(package: str, path: Path, memo: dict[str, bytes]) -> tuple[dict[str, Module], set[str], list[str]]:
-    """Return the modules of a wheel that were read, the names of all its modules, and what it requires.
+    """Return the modules that were read from a wheel, the names of all its modules, and its requirements.
 
-    `memo` keeps what was read of a text, as most files are the same in the next release.
+    `memo` caches the result for each file, because most files are the same in the next release.
     """
     roots = ROOTS.get(package, (package,))
     rename = ("pytorch_lightning", "lightning.pytorch")
@@ -108,7 +109,7 @@ def modules_of(package: str, path: Path, memo: dict[str, bytes]) -> tuple[dict[s
             whole = not NAMES_ONLY.fullmatch(file)
             found = read_module(name, text, is_package=is_package) if whole else exported_only(name, text)
             memo[key] = pickle.dumps(found)
-        read[name] = pickle.loads(memo[key])  # noqa: S301 - written by this very command
+        read[name] = pickle.loads(memo[key])  # noqa: S301 - written by this command
     metadata = next(n for n in files if n.endswith((".dist-info/METADATA", "PKG-INFO")))
     requires = Parser().parsestr(files[metadata].decode()).get_all("Requires-Dist") or []
     return read, present, [r for r in requires if "extra ==" not in r]
@@ -119,7 +120,7 @@ def _key(name: str, content: bytes) -> str:
 
 
 def _parents(file: str) -> Iterator[str]:
-    """Yield the modules and packages that the presence of a file proves."""
+    """Yield the modules and packages whose existence follows from a file's path."""
     path = Path(file)
     if path.suffix in {".py", ".so", ".pyi"} and path.stem != "__init__":
         yield ".".join([*path.parts[:-1], path.name.partition(".")[0]])

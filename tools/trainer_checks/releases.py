@@ -16,7 +16,7 @@ OPEN = "**"
 """Placeholder for parameters or members that can't be listed: any name matches."""
 Parameters = frozenset[str]
 Definition = tuple[str, ast.stmt]
-"""A module, and the statement in it that defines a name."""
+"""A module, and the statement in that module that defines a name."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Release:
 
 
 class Library:
-    """A set of releases, one of each package."""
+    """A set of releases, one for each package."""
 
     def __init__(self, releases: Iterable[Release]) -> None:
         self.releases = {release.package: release for release in releases}
@@ -68,13 +68,13 @@ class Library:
         return self.releases.get(MODULES.get(module.partition(".")[0], ""))
 
     def find(self, module: str, name: str) -> Definition | None:
-        """Return the module and the statement that define a name which a module offers, or None."""
+        """Return the module and the statement that define a name that can be imported from a module, or None."""
         if (module, name) not in self._found:
             self._found[module, name] = self._search(module, name, set())
         return self._found[module, name]
 
     def _search(self, module: str, name: str, seen: set[tuple[str, str]]) -> Definition | None:
-        """Search the module itself, then its lazy imports, and last the modules that it imports with `*`."""
+        """Search the module itself, then its lazy imports, and finally the modules that it imports with `*`."""
         release = self.release_of(module)
         tree = release.tree(module) if release else None
         if tree is None or release is None or (module, name) in seen:
@@ -107,7 +107,7 @@ class Library:
         text = ast.dump(tree)
         below = [m for m in release.definitions.get(name, ()) if m.startswith(f"{module}.")]
         named = f"value='{name}'" in text
-        # transformers finds the contents of `models` by walking its folders.
+        # transformers lists the contents of `models` from its folders.
         walked = "define_import_structure" in text
         for where in below:
             inner = where.removeprefix(f"{module}.")
@@ -118,7 +118,7 @@ class Library:
         return None
 
     def has(self, use: Use) -> bool | None:
-        """Return whether the releases have the used name, or None if this is unknown."""
+        """Return whether the releases contain the used name, or None if this is unknown."""
         release, found = self.release_of(use.module), self.find(use.module, use.name)
         if release is None:
             return None
@@ -140,7 +140,7 @@ class Library:
         return _fits(self.parameters(module, node), use.keyword)
 
     def members(self, module: str, node: ast.stmt) -> dict[str, tuple[str, ast.AST]]:
-        """Return the methods and attributes of a class; OPEN represents those of a base that can't be read."""
+        """Return the methods and attributes of a class; OPEN stands for those of a base that can't be read."""
         found: dict[str, tuple[str, ast.AST]] = {}
         for where, line in reversed(list(self.line(module, node))):
             if line is None:
@@ -177,7 +177,7 @@ class Library:
         if not isinstance(node, ast.ClassDef):
             return frozenset({OPEN})
         line = [one for _, one in self.line(module, node)]
-        # Subclasses of a class that `dataclass_transform` marks are dataclasses too.
+        # Subclasses of a class with the decorator `dataclass_transform` are dataclasses too.
         marked = any(one is not None and _has_decorator(one, "dataclass_transform") for one in line)
         fields: set[str] = set()
         for one in line:

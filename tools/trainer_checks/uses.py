@@ -1,4 +1,4 @@
-"""Read a trainer's uses of its libraries: imports, arguments, methods and callback events."""
+"""Read how a trainer uses its libraries: imports, arguments, methods and callback events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# Packages whose signatures the trainers depend on. The trainers only import the others, or a library does.
+# Packages whose signatures the trainers depend on. The other packages are only imported.
 READ = ("transformers", "trl", "peft", "datasets", "accelerate", "huggingface-hub", "sentence-transformers",
         "safetensors", "albumentations", "torchmetrics")  # fmt: skip
 MODULES = {name.replace("-", "_"): name for name in READ}
@@ -14,7 +14,7 @@ MODULES = {name.replace("-", "_"): name for name in READ}
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """One use of a library by a trainer: a name, or one argument or method of it."""
+    """One use of a library by a trainer: a name, or one argument or method of that name."""
 
     module: str
     name: str
@@ -22,7 +22,7 @@ class Use:
     keyword: str = ""
 
     def __str__(self) -> str:
-        """Return the use as a script writes it."""
+        """Return the use as it is written in a script."""
         whole = f"{self.module}.{self.name}{f'.{self.method}' if self.method else ''}"
         return f"{whole}({self.keyword}=)" if self.keyword else whole
 
@@ -43,7 +43,7 @@ def uses_of(tree: ast.Module) -> set[Use]:
 def _called(
     function: ast.FunctionDef, imported: Mapping[str, Use], functions: Mapping[str, ast.FunctionDef]
 ) -> Iterator[Use]:
-    """Yield the arguments and methods that a function uses of imported classes and functions."""
+    """Yield the arguments and methods of imported classes and functions that a function uses."""
     made = {
         target.id: imported[node.value.func.id]
         for node in ast.walk(function)
@@ -66,7 +66,7 @@ def _called(
 
 
 def _keywords(call: ast.Call, around: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """Yield a call's keywords, including those in a mapping that a function of the script returns or fills."""
+    """Yield a call's keywords, including the keys of a mapping that a function of the script returns or fills."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg

@@ -1,20 +1,20 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch>=2.13,<2.16",  # arrays, GPU
-#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
-#   "trl>=1.16,<1.20",  # the method
-#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
-#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
-#   "peft>=0.21,<1",  # adapters (LoRA)
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "huggingface_hub>=2.4,<3",  # the push
-#   "PyYAML>=6.0.2,<7",  # settings from a file
-#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
-#   "protobuf>=5,<8",  # the same tokenizers
-#   "tensorboard>=2.20,<3",  # curves in a folder
-#   "trackio>=0.20,<1",  # curves in a browser
-#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+#   "torch>=2.13,<2.16",  # tensors, GPU support
+#   "transformers>=5.23,<6",  # model, tokenizer and Trainer
+#   "trl>=1.16,<1.20",  # training method
+#   "datasets>=5.2,<6",  # reads jsonl, csv, parquet and Hub datasets
+#   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
+#   "peft>=0.21,<1",  # LoRA adapters
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma and T5; transformers imports it when needed
+#   "protobuf>=5,<8",  # needed by the same tokenizers
+#   "tensorboard>=2.20,<3",  # training curves in a folder
+#   "trackio>=0.20,<1",  # training curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
 """Distil a large language model (the teacher) into a small one (the student), on the student's answers.
@@ -23,8 +23,9 @@ Rows: `prompt`. The teacher scores each token of the student's answers; both nee
 
     uv run distill.py --model Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset questions.jsonl --steps 200
 
-Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
+7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
+key of `--config FILE` and an environment variable TRAIN_NAME.
 """
 
 import sys
@@ -50,7 +51,7 @@ class DistillSettings(GeneratingSettings):
 
     teacher: str = option("", "model to learn from: Hub id or folder")
     learning_rate: float = option(1e-5, "peak learning rate", least=0, most=1)
-    beta: float = option(1.0, "0: forward KL, 1: reverse KL, between: a mixture", least=0, most=1)
+    beta: float = option(1.0, "0: forward KL, 1: reverse KL, in between: a mixture", least=0, most=1)
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
@@ -60,7 +61,7 @@ class DistillSettings(GeneratingSettings):
 
 
 def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
-    """Raise Stop if the teacher's vocabulary is not the student's."""
+    """Raise Stop if the teacher's vocabulary differs from the student's."""
     from transformers import AutoTokenizer
 
     try:
@@ -69,7 +70,7 @@ def need_same_tokens(settings: DistillSettings, tokenizer: Any) -> None:
         raise why_not_loaded(settings.teacher, error) from error
     if theirs.get_vocab() != tokenizer.get_vocab():
         message = f"{settings.teacher} and {settings.model} have different vocabularies"
-        raise Stop(Exit.CONFIG, message, "take a teacher of the same family")
+        raise Stop(Exit.CONFIG, message, "use a teacher of the same family")
 
 
 def build(settings: DistillSettings, plan: Plan, data: Data) -> Any:

@@ -1,31 +1,32 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch>=2.13,<2.16",  # arrays, GPU
-#   "torchvision>=0.28,<0.31",  # imported by vision models; pinned to its torch
-#   "transformers>=5.23,<6",  # model, processor, Trainer
-#   "datasets>=5.2,<6",  # Hub, folders, parquet
-#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
-#   "timm>=1.0.20,<2",  # backbones, loaded without a visible import
-#   "albumentations>=2.0.8,<2.1",  # augmentation that moves boxes along with pictures
-#   "numpy>=2,<3",  # arrays of pictures
-#   "pillow>=11,<14",  # reading pictures
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "huggingface_hub>=2.4,<3",  # the push
-#   "PyYAML>=6.0.2,<7",  # settings from a file
-#   "tensorboard>=2.20,<3",  # curves in a folder
-#   "trackio>=0.20,<1",  # curves in a browser
+#   "torch>=2.13,<2.16",  # tensors, GPU support
+#   "torchvision>=0.28,<0.31",  # imported by vision models; each version requires one version of torch
+#   "transformers>=5.23,<6",  # model, processor and Trainer
+#   "datasets>=5.2,<6",  # reads Hub datasets, folders and parquet
+#   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
+#   "timm>=1.0.20,<2",  # backbones; transformers imports it when needed
+#   "albumentations>=2.0.8,<2.1",  # augmentation of pictures together with their boxes
+#   "numpy>=2,<3",  # pictures as arrays
+#   "pillow>=11,<14",  # reads pictures
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
+#   "tensorboard>=2.20,<3",  # training curves in a folder
+#   "trackio>=0.20,<1",  # training curves in a browser
 # ]
 # ///
 """Fine-tune an image-classification model.
 
-Rows: `image` (pictures, or paths that start in the folder of the file) + `label` (numbers or names). A folder with
-one subfolder for each class works too.
+Rows: `image` (pictures, or paths relative to the folder of the file) + `label` (numbers or names). A folder with one
+subfolder for each class works too.
 
     uv run image_classification.py --model google/vit-base-patch16-224 --dataset pictures --epochs 3
 
-Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
+7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
+key of `--config FILE` and an environment variable TRAIN_NAME.
 """
 
 import sys
@@ -58,7 +59,7 @@ WANTED = (("image", "label"),)
 class ClassificationSettings(PictureSettings):
     """Image classification."""
 
-    objective: str = option("eval_accuracy", "metric that ranks checkpoints and goes into result.json")
+    objective: str = option("eval_accuracy", "metric that ranks checkpoints and is written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
 
 

@@ -2,17 +2,17 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.13,<2.16",  # weights
-#   "transformers>=5.23,<6",  # model, tokenizer; the converter reads them too
-#   "peft>=0.21,<1",  # adapters and their merge
-#   "accelerate>=1.15,<2",  # loading large models
+#   "transformers>=5.23,<6",  # model and tokenizer, also for the converter
+#   "peft>=0.21,<1",  # loads and merges adapters
+#   "accelerate>=1.15,<2",  # loads large models
 #   "safetensors>=0.5,<1",  # the format of the weights
-#   "gguf>=0.19,<1",  # reads every written file back
-#   "numpy>=2,<3",  # tensors of GGUF
+#   "gguf>=0.19,<1",  # reads back every written file
+#   "numpy>=2,<3",  # GGUF tensors
 #   "sentencepiece>=0.2,<1",  # tokenizers that the converter reads; without it the conversion fails silently
-#   "protobuf>=5,<8",  # the same tokenizers
-#   "huggingface_hub>=2.4,<3",  # the push
+#   "protobuf>=5,<8",  # needed by the same tokenizers
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
 #   "pip>=25,<27",  # downloads the source of llama.cpp
-#   "PyYAML>=6.0.2,<7",  # settings from a file
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
 # ]
 # ///
 """Merge an adapter into its base model, and write GGUF files for llama.cpp.
@@ -22,8 +22,9 @@ existing source tree, with or without a build. Every file is read back to check 
 
     uv run merge_and_gguf.py --model out/final --types Q4_K_M,Q8_0
 
-Exit codes: 0 done, 2 settings, 3 the model or its tokenizer, 4 memory, 6 machine or access, 7 push. `--help` lists the
-settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 problem of the model or its tokenizer, 4 out of memory, 6 machine or access
+problem, 7 push failed. `--help` lists the settings. Each setting is also a key of `--config FILE` and an environment
+variable TRAIN_NAME.
 """
 
 import json
@@ -63,11 +64,11 @@ class GgufSettings(Checked):
     base: str = option("", "base model of an adapter; empty: the one that its config names")
     out: str = option("out", "output folder")
     types: str = option("Q4_K_M,Q8_0", "GGUF types, comma-separated")
-    fallback: bool = option(False, "accept tensors of another type if the model's sizes don't allow the requested one")
+    fallback: bool = option(False, "accept tensors of another type if the model's sizes don't allow the requested type")
     llama_cpp: str = option("", "folder with llama.cpp's source; empty: download it")
     llama_cpp_build: str = option("", "folder for its build; empty: build-cpu below its source")
     pre_tokenizer: str = option("", "pre-tokenizer of llama.cpp for a tokenizer that it doesn't know, such as gpt-2")
-    jobs: int = option(4, "compilers that run at once", least=1)
+    jobs: int = option(4, "compilers that run in parallel", least=1)
     hub_model_id: str = option("", "Hub repo to push the files to, owner/name; needs HF_TOKEN")
 
     def check(self) -> None:
@@ -78,7 +79,7 @@ class GgufSettings(Checked):
             if kind not in TYPES:
                 raise Stop(Exit.CONFIG, f"types has {kind!r}", f"choose among {', '.join(TYPES)}")
         if self.hub_model_id and not os.environ.get("HF_TOKEN", ""):
-            raise Stop(Exit.ENVIRONMENT, "hub_model_id is set and HF_TOKEN is not", "pass HF_TOKEN as a secret")
+            raise Stop(Exit.ENVIRONMENT, "hub_model_id is set, but HF_TOKEN is not", "pass HF_TOKEN as a secret")
 
     def kinds(self) -> list[str]:
         """Return the requested types."""
@@ -106,7 +107,7 @@ def call(words: list[str], what: str, **more: Any) -> str:
 
 
 def need_programs() -> None:
-    """Install the programs that a build needs if this process is permitted to; else raise Stop."""
+    """Install the programs that a build needs if this process has permission; else raise Stop."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return
@@ -165,7 +166,7 @@ def claim_output(settings: GgufSettings) -> None:
         theirs = None
     if made and theirs != mine:
         message = f"{out} contains {' and '.join(made)} of {theirs['model'] if theirs else 'an unknown model'}"
-        raise Stop(Exit.CONFIG, message, "choose another --out, or move them away; nothing in it was changed")
+        raise Stop(Exit.CONFIG, message, "choose another --out, or move them away; nothing there was changed")
     write_json(out / CLAIM, mine)
 
 
@@ -197,7 +198,7 @@ def merged(settings: GgufSettings) -> Path:
     if k_types and size % BLOCK and not settings.fallback:
         message = f"{', '.join(k_types)} need sizes in multiples of {BLOCK}; hidden_size is {size}"
         raise Stop(Exit.DATA, message, "choose Q8_0 or Q4_0, or pass --fallback")
-    # The merged model, the F16 file and one file of each type, each of at most 2 bytes a parameter.
+    # The merged model, the F16 file and one file of each type, each with at most 2 bytes per parameter.
     needed = 2 * sum(p.numel() for p in model.parameters()) * (2 + len(settings.kinds()))
     if (free := shutil.disk_usage(out).free) < needed:
         message = f"{out} has {free / 1e9:.1f} GB free; the merged model and its files need {needed / 1e9:.1f} GB"
@@ -227,11 +228,9 @@ def proven(path: Path) -> dict[str, Any]:
             if tensor.data.dtype in (np.float16, np.float32) and not bool(np.isfinite(tensor.data).all()):
                 raise Stop(Exit.DATA, f"{path.name}: {tensor.name} has values that aren't finite", "train again")
     except (ValueError, IndexError, KeyError) as error:
-        raise Stop(
-            Exit.ENVIRONMENT, f"{path.name} is not whole: {error}", "write it again; is the disk full?"
-        ) from error
+        raise Stop(Exit.ENVIRONMENT, f"{path.name} is incomplete: {error}", "write it again; check the disk") from error
     if not kinds:
-        raise Stop(Exit.ENVIRONMENT, f"{path.name} contains no tensors", "see the converter's lines above")
+        raise Stop(Exit.ENVIRONMENT, f"{path.name} contains no tensors", "see the converter's output above")
     return {"file": path.name, "bytes": path.stat().st_size, "tensors": kinds}
 
 

@@ -1,33 +1,34 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch>=2.13,<2.16",  # arrays, GPU
-#   "torchvision>=0.28,<0.31",  # imported by vision models; pinned to its torch
-#   "transformers>=5.23,<6",  # model, processor, Trainer
-#   "datasets>=5.2,<6",  # Hub, folders, parquet
-#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
-#   "timm>=1.0.20,<2",  # backbones, loaded without a visible import
-#   "albumentations>=2.0.8,<2.1",  # augmentation that moves boxes along with pictures
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "huggingface_hub>=2.4,<3",  # the push
-#   "PyYAML>=6.0.2,<7",  # settings from a file
-#   "tensorboard>=2.20,<3",  # curves in a folder
-#   "trackio>=0.20,<1",  # curves in a browser
-#   "pillow>=11,<14",  # reading pictures
-#   "pycocotools>=2.0.10,<3",  # mean average precision
-#   "scipy>=1.15,<2",  # the matcher of DETR models
+#   "torch>=2.13,<2.16",  # tensors, GPU support
+#   "torchvision>=0.28,<0.31",  # imported by vision models; each version requires one version of torch
+#   "transformers>=5.23,<6",  # model, processor and Trainer
+#   "datasets>=5.2,<6",  # reads Hub datasets, folders and parquet
+#   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
+#   "timm>=1.0.20,<2",  # backbones; transformers imports it when needed
+#   "albumentations>=2.0.8,<2.1",  # augmentation of pictures together with their boxes
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
+#   "tensorboard>=2.20,<3",  # training curves in a folder
+#   "trackio>=0.20,<1",  # training curves in a browser
+#   "pillow>=11,<14",  # reads pictures
+#   "pycocotools>=2.0.10,<3",  # computes mean average precision
+#   "scipy>=1.15,<2",  # matching in DETR models
 #   "numpy>=2,<3",  # boxes
 # ]
 # ///
 """Fine-tune an object-detection model.
 
 Rows: `image` + `objects` with `bbox` (x, y, width, height in pixels) and `category` (numbers or names). A COCO folder
-works too: pictures beside one *annotations*.json. Mean average precision is computed with pycocotools.
+works too: pictures next to one *annotations*.json. Mean average precision is computed with pycocotools.
 
     uv run object_detection.py --model PekingU/rtdetr_v2_r18vd --dataset pictures --epochs 10
 
-Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
+7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
+key of `--config FILE` and an environment variable TRAIN_NAME.
 """
 
 import contextlib
@@ -65,9 +66,9 @@ MOST = 100
 class DetectionSettings(PictureSettings):
     """Object detection."""
 
-    objective: str = option("eval_map", "metric that ranks checkpoints and goes into result.json")
+    objective: str = option("eval_map", "metric that ranks checkpoints and is written to result.json")
     greater_is_better: bool = option(True, "a higher objective is better")
-    boxes: str = option("refuse", "boxes that leave their picture", choices=("refuse", "clip"))
+    boxes: str = option("refuse", "boxes that extend beyond their picture", choices=("refuse", "clip"))
 
 
 def categories(rows: Any) -> list[Any]:
@@ -81,7 +82,7 @@ def categories(rows: Any) -> list[Any]:
 
 
 def check_boxes(settings: DetectionSettings, rows: Any, source: str) -> None:
-    """Raise Stop at the first box that is empty, or that leaves its picture."""
+    """Raise Stop at the first box that is empty or extends beyond its picture."""
     for index in range(min(len(rows), 500)):
         row = rows[index]
         width, height = row["image"].size
@@ -94,14 +95,14 @@ def check_boxes(settings: DetectionSettings, rows: Any, source: str) -> None:
                 raise Stop(Exit.DATA, f"{source}, row {index + 1}: the box {[x, y, w, h]} is empty", "remove it")
             outside = x < -SLACK or y < -SLACK or x + w > width + SLACK or y + h > height + SLACK
             if outside and settings.boxes == "refuse":
-                message = f"{source}, row {index + 1}: the box {[x, y, w, h]} leaves the picture of {width} x {height}"
+                message = f"{source}, row {index + 1}: the box {[x, y, w, h]} exceeds the picture of {width} x {height}"
                 raise Stop(Exit.DATA, message, "correct it (boxes are x, y, width, height), or pass --boxes clip")
 
 
 def precision(truth: list[dict[str, Any]], found: list[dict[str, Any]], names: list[str]) -> dict[str, float]:
-    """Return mean average precision and recall of COCO.
+    """Return COCO's mean average precision and recall.
 
-    `truth` and `found` have an entry for each object: image_id, category_id, bbox and, in `found`, a score.
+    `truth` and `found` contain an entry for each object: image_id, category_id, bbox and, in `found`, a score.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -130,7 +131,8 @@ def precision(truth: list[dict[str, Any]], found: list[dict[str, Any]], names: l
 def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int) -> list[dict[str, Any]]:
     """Return the objects that a model found in the pictures of a batch, best first, at most 100 in each.
 
-    logits: (pictures, queries, classes or classes + 1). boxes: center x, center y, width, height as shares.
+    logits: (pictures, queries, classes or classes + 1). boxes: center x, center y, width, height as shares of the
+    picture's size.
     """
     found = []
     for number, (scores, shares, (height, width)) in enumerate(zip(logits, boxes, sizes, strict=True)):
@@ -145,10 +147,10 @@ def objects_of(logits: Any, boxes: Any, sizes: list[tuple[int, int]], first: int
 def judge(
     prediction: Any, truth: list[dict[str, Any]], sizes: list[tuple[int, int]], names: list[str]
 ) -> dict[str, float]:
-    """Return the precision over the batches of an evaluation, in the order of the rows.
+    """Return the precision of an evaluation, whose batches are in the order of the rows.
 
-    The labels of the prediction are not used: if the last batch is smaller than the others, accelerate cuts each of
-    their tensors to its size.
+    The labels in `prediction` are not used, because accelerate truncates their tensors to the size of the last batch if
+    that batch is smaller.
     """
     import torch
 
@@ -164,7 +166,7 @@ def judge(
 
 
 def true_objects(rows: Any, names: list[str], field: str) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return every object of the rows, and the height and width of each picture."""
+    """Return every object in the rows, and the height and width of each picture."""
     truth, sizes = [], []
     for number, row in enumerate(rows):
         width, height = row["image"].size

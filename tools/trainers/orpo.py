@@ -1,20 +1,20 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch>=2.13,<2.16",  # arrays, GPU
-#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
-#   "trl>=1.16,<1.20",  # the method
-#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
-#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
-#   "peft>=0.21,<1",  # adapters (LoRA)
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "huggingface_hub>=2.4,<3",  # the push
-#   "PyYAML>=6.0.2,<7",  # settings from a file
-#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma, T5, loaded without a visible import
-#   "protobuf>=5,<8",  # the same tokenizers
-#   "tensorboard>=2.20,<3",  # curves in a folder
-#   "trackio>=0.20,<1",  # curves in a browser
-#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # weights in 4 bits
+#   "torch>=2.13,<2.16",  # tensors, GPU support
+#   "transformers>=5.23,<6",  # model, tokenizer and Trainer
+#   "trl>=1.16,<1.20",  # training method
+#   "datasets>=5.2,<6",  # reads jsonl, csv, parquet and Hub datasets
+#   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
+#   "peft>=0.21,<1",  # LoRA adapters
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of Llama 2, Gemma and T5; transformers imports it when needed
+#   "protobuf>=5,<8",  # needed by the same tokenizers
+#   "tensorboard>=2.20,<3",  # training curves in a folder
+#   "trackio>=0.20,<1",  # training curves in a browser
+#   "bitsandbytes>=0.48,<1; sys_platform == 'linux'",  # 4-bit weights
 # ]
 # ///
 """Fine-tune and align in one step, without a reference model (ORPO).
@@ -23,8 +23,9 @@ Rows: `prompt` + `chosen` + `rejected`. The method is experimental in TRL.
 
     uv run orpo.py --model Qwen/Qwen3-0.6B --dataset pairs.jsonl --steps 500
 
-Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
+7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
+key of `--config FILE` and an environment variable TRAIN_NAME.
 """
 
 import sys

@@ -1,29 +1,30 @@
 # /// script
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch>=2.13,<2.16",  # arrays, GPU
-#   "sentence-transformers>=6.2,<7",  # the method
-#   "transformers>=5.23,<6",  # model, tokenizer, Trainer
-#   "datasets>=5.2,<6",  # jsonl, csv, parquet, Hub
-#   "accelerate>=1.15,<2",  # the Trainer runs on it; several GPUs
-#   "safetensors>=0.5,<1",  # the form of the weights
-#   "huggingface_hub>=2.4,<3",  # the push
-#   "PyYAML>=6.0.2,<7",  # settings from a file
-#   "sentencepiece>=0.2,<1",  # tokenizers of T5 and XLM-R, loaded without a visible import
-#   "protobuf>=5,<8",  # the same tokenizers
-#   "tensorboard>=2.20,<3",  # curves in a folder
-#   "trackio>=0.20,<1",  # curves in a browser
+#   "torch>=2.13,<2.16",  # tensors, GPU support
+#   "sentence-transformers>=6.2,<7",  # training method
+#   "transformers>=5.23,<6",  # model, tokenizer and Trainer
+#   "datasets>=5.2,<6",  # reads jsonl, csv, parquet and Hub datasets
+#   "accelerate>=1.15,<2",  # required by the Trainer; multi-GPU training
+#   "safetensors>=0.5,<1",  # the format of the weights
+#   "huggingface_hub>=2.4,<3",  # upload to the Hub
+#   "PyYAML>=6.0.2,<7",  # reads settings from a file
+#   "sentencepiece>=0.2,<1",  # tokenizers of T5 and XLM-R; transformers imports it when needed
+#   "protobuf>=5,<8",  # needed by the same tokenizers
+#   "tensorboard>=2.20,<3",  # training curves in a folder
+#   "trackio>=0.20,<1",  # training curves in a browser
 # ]
 # ///
 """Fine-tune a sentence-embedding model for search and comparison.
 
 Rows: `anchor` + `positive`, with or without `negative`; or `sentence1` + `sentence2` + `score` (from 0 to 1). With
-pairs, the other rows of the micro-batch serve as negatives: a larger micro_batch trains better.
+pairs, the other rows of the micro-batch serve as negatives, so a larger micro_batch improves training.
 
     uv run sentence_embedding.py --model sentence-transformers/all-MiniLM-L6-v2 --dataset pairs.jsonl --steps 500
 
-Exit codes: 0 done, 2 settings, 3 data, 4 memory, 5 diverged, 6 machine or access, 7 push, 75 interrupted (the same
-command resumes). `--help` lists the settings; each is also a key of `--config FILE` and a variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
+7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
+key of `--config FILE` and an environment variable TRAIN_NAME.
 """
 
 import sys
@@ -47,7 +48,7 @@ class EmbeddingSettings(Settings):
 
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
     batch_size: int = option(64, "effective batch: rows of one optimizer step over all GPUs", least=1)
-    micro_batch: int = option(64, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
+    micro_batch: int = option(64, "rows on one GPU at a time; 0: depends on the GPU's memory", least=0)
     max_length: int = option(256, "tokens of a text", least=8)
     too_long: str = option("refuse", "texts longer than that", choices=("refuse", "truncate"))
 
@@ -76,7 +77,7 @@ def check_lengths(settings: EmbeddingSettings, tokenizer: Any, data: Data) -> No
     most = max(len(tokenizer(row[name])["input_ids"]) for row in rows for name in names)
     say(f"lengths: {most} tokens at most among {len(rows)} rows")
     if most > settings.max_length and settings.too_long == "refuse":
-        message = f"a text has {most} tokens, and max_length is {settings.max_length}"
+        message = f"a text has {most} tokens, but max_length is {settings.max_length}"
         raise Stop(Exit.DATA, message, f"pass --max-length {most}, or --too-long truncate")
 
 
@@ -90,7 +91,7 @@ def build(settings: EmbeddingSettings, plan: Plan, data: Data) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
         if tokenizer.pad_token is None:
-            fix = "take a model that has one, or set pad_token in its tokenizer_config.json"
+            fix = "use a model that has one, or set pad_token in its tokenizer_config.json"
             raise Stop(Exit.DATA, f"the tokenizer of {settings.model} has no padding token", fix)
         check_lengths(settings, tokenizer, data)
         from sentence_transformers import (

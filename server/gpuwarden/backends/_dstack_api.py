@@ -3,7 +3,7 @@
 dstack's Python package is not used. Its client sets no time limit, repeats a request after a lost connection, even one
 that starts a run, and reserves ports and opens SSH tunnels on its own.
 
-Requests omit the client version, so the server replies in its newest format. A server older than `OLDEST` is refused,
+Requests omit the client version, so the server replies in its newest format. A server older than `OLDEST` is rejected,
 because its API differs. dstack returns an empty list for a project that the token can't read, so before an empty list
 is accepted, another request checks that the project is accessible.
 """
@@ -24,7 +24,7 @@ from gpuwarden.providers._http import Api, ApiClient, ApiResponse, Ident, Respon
 
 T = TypeVar("T")
 OLDEST: Final = (0, 21)
-"""The oldest supported version. Its runs start only in fleets."""
+"""The oldest supported version of the server. Since this version, runs start only in fleets."""
 PAGE: Final = 100
 MAX_PAGES: Final = 100
 JOB, ATTEMPT, LEASE = "gpuwarden-job", "gpuwarden-attempt", "gpuwarden-lease"
@@ -38,7 +38,7 @@ class InstanceType(ResponseModel):
 
 
 class Offer(ResponseModel):
-    """One machine that a run could get, and its price in USD per hour."""
+    """One machine that a run could use, and its price in USD per hour."""
 
     backend: str
     region: str
@@ -72,7 +72,7 @@ class Provisioned(ResponseModel):
 
 
 class Submission(ResponseModel):
-    """One start of a job. dstack creates another one if its own `retry` applies."""
+    """One submission of a job. If dstack's own `retry` setting applies, dstack creates another one."""
 
     id: Ident
     status: str
@@ -102,7 +102,7 @@ class _Fleet(ResponseModel):
 
 
 class Run(ResponseModel):
-    """One run. After a run has ended, another run can have its name but never its id."""
+    """One run. After a run has ended, another run can reuse its name but never its id."""
 
     id: Ident
     project_name: str
@@ -134,12 +134,12 @@ class Run(ResponseModel):
 
     @property
     def submissions(self) -> tuple[Submission, ...]:
-        """Return the starts of the run's only job, oldest first."""
+        """Return the submissions of the run's only job, oldest first."""
         return self.jobs[0].job_submissions if self.jobs else ()
 
     @property
     def machine(self) -> Provisioned | None:
-        """Return the machine of the newest start."""
+        """Return the machine of the newest submission."""
         return self.submissions[-1].job_provisioning_data if self.submissions else None
 
 
@@ -165,7 +165,7 @@ class Fleet(ResponseModel):
 
 
 class Gateway(ResponseModel):
-    """A machine that publishes services, and is billed as long as it exists."""
+    """A machine that publishes services. It is billed as long as it exists."""
 
     id: Ident
     name: str
@@ -173,7 +173,7 @@ class Gateway(ResponseModel):
 
 
 class LogEvent(ResponseModel):
-    """A piece of the log, in base64."""
+    """An entry of the log, encoded in base64."""
 
     message: str
 
@@ -190,15 +190,15 @@ class _Info(ResponseModel):
 
 
 class _User(ResponseModel):
-    username: str  # the reply also has the user's token and private key, which are not read
+    username: str  # the reply also contains the user's token and private key, which are ignored
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Return the error for a refusal that has a code of dstack."""
+    """Return the error for a reply that contains one of dstack's error codes; None for any other reply."""
     if reply.status == 400 and reply.at("detail.0.code") == "resource_not_exists":
-        return NotFound(f"dstack did not find it: {said}")
+        return NotFound(f"dstack did not find the object: {said}")
     if reply.status == 404 and isinstance(reply.at("detail.msg"), str):
-        return NotFound("the dstack server has no such project", "Run `dstack project list` for the names.")
+        return NotFound("the dstack server has no such project", "Run `dstack project list` to see the names.")
     if reply.status == 403 and isinstance(reply.at("detail.msg"), str):
         return AuthFailed(
             f"dstack refused the token: {said}", "Check DSTACK_TOKEN, and that its user is a member of the project."
@@ -217,7 +217,7 @@ API: Final = Api(
 
 
 class DstackServer:
-    """One server, as one user."""
+    """A client for one server, with the token of one user."""
 
     def __init__(self, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self._client = ApiClient(API, clock, os.environ if env is None else env)
@@ -279,7 +279,7 @@ class DstackServer:
         return run
 
     async def runs(self, project: str, *, active: bool, since: float | None = None) -> list[Run]:
-        """Return all pages of a project's runs, newest first: the unfinished runs, or all runs `since` a time."""
+        """Return a project's runs, newest first: only the active ones, or all runs since the time `since`."""
         found: list[Run] = []
         page: dict[str, Any] = {"project_name": project, "only_active": active, "limit": PAGE}
         for _ in range(MAX_PAGES):
@@ -299,12 +299,12 @@ class DstackServer:
         )
 
     async def apply(self, project: str, spec: Mapping[str, Any]) -> Run:
-        """Start a run. dstack refuses if a run of that name is active, and deletes the record of an ended one."""
+        """Start a run. dstack rejects an active run's name, and deletes the record of an ended run of that name."""
         body = {"plan": {"run_spec": dict(spec), "current_resource": None}, "force": False}
         return await self._ask(f"/api/project/{project}/runs/apply", Run, body, safe=False)
 
     async def stop(self, project: str, name: str, *, abort: bool) -> None:
-        """Request a stop of a run. dstack's reply is empty, even for a run that does not exist."""
+        """Request that dstack stop a run. The reply is empty, even for a run that does not exist."""
         body = {"runs_names": [name], "abort": abort}
         await self._ask(f"/api/project/{project}/runs/stop", type(None), body)
 
@@ -325,10 +325,10 @@ class DstackServer:
 
 
 def _told(answer: Answer[T]) -> T:
-    """Return the reply. Raises Unreachable without a reply, or for one in an unknown format."""
+    """Return the server's reply. Raises Unreachable if there is none, or if its format is unknown."""
     if isinstance(answer, Known):
         return answer.value
-    raise Unreachable(answer.why, "The request may have been carried out; the next call checks.")
+    raise Unreachable(answer.why, "The request may have been carried out; the next call will check.")
 
 
 def epoch(text: str | None) -> float | None:

@@ -1,7 +1,7 @@
-"""Interpret a run of dstack as an observation of its job.
+"""Convert a dstack run to an observation of its job.
 
-dstack reports the exit code of the container's command, and the reason for the end of a run. A run in the state `done`
-counts as a success only if its newest start has the exit code 0.
+dstack reports the exit code of the container's command, and the reason why a run ended. A run in the state `done`
+counts as a success only if its newest submission has the exit code 0.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _REASONS: Final[dict[str, tuple[Job, Code]]] = {
     "terminated_by_user": (Job.CANCELED, Code.STOPPED),
     "aborted_by_user": (Job.CANCELED, Code.STOPPED),
 }
-"""State and reason for each termination reason of dstack's newest start. Any other one is a failure with a message."""
+"""The job's state and reason for each of dstack's termination reasons. Any other one is a failure with a message."""
 _BILLS: Final = frozenset({"provisioning", "pulling", "running", "terminating"})
-"""States of a start in which its machine exists."""
+"""States of a submission in which its machine exists."""
 
 
 def observation(run: Run) -> Observation:
-    """Return the observation of a run. The provider observes its machine, which may outlive the run."""
+    """Return the observation of a run. Its machine may outlive the run, so the provider observes the machine."""
     last = run.submissions[-1] if run.submissions else None
     machine = run.machine
     said = [line(text or "", 200) for text in ((last and last.termination_reason_message), run.status_message)]
@@ -66,7 +66,7 @@ def observation(run: Run) -> Observation:
 
 
 def _end(run: Run, said: str) -> tuple[Job, Reason]:
-    """Return the observation of an ended run. If it was stopped while it failed, the reason of the failure remains."""
+    """Return the state and reason of an ended run. If it was stopped while failing, the failure is the reason."""
     last = run.submissions[-1] if run.submissions else None
     if run.status == "done":
         if last is not None and last.status == "done" and last.exit_status == 0:

@@ -93,7 +93,8 @@ def machine_of(asked: Resources, name: str) -> dict[str, Any]:
 def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: int) -> dict[str, Any]:
     """Return the specification of a run.
 
-    Values of secrets are not sent: the run refers to the project's secret of that name, which the server inserts.
+    The values of secrets are not sent: the run refers to the project's secrets by name, and the server inserts their
+    values.
     """
     options, name = read_options(spec.options), run_name(token)
     price = place.env.get(MOST_PRICE)
@@ -108,7 +109,7 @@ def run_spec(spec: JobSpec, argv: list[str], place: Place, token: str, attempt: 
     given = spec.env | {"GPUWARDEN_JOB": token, "GPUWARDEN_ATTEMPT": str(attempt)}
     env = {key: value.replace("$", "$$") for key, value in given.items()}  # escaped for dstack's interpolation
     whole = machine_of(asked, name)
-    # dstack interpolates ${{ ... }} in a command; split into two strings, which the shell joins, it is left unchanged.
+    # dstack interpolates ${{ ... }} in a command. Splitting it into two strings, which the shell joins, prevents that.
     words = " ".join(quote(word).replace("${{", "$''{{") for word in argv)
     whole["configuration"] |= {
         "commands": [f"exec {words}"],

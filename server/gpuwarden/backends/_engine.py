@@ -31,7 +31,7 @@ class EngineBackend(RunnerBackend):
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token."""
+        """Return the handle for a token."""
         return await self.files(place).handle_of(place, token)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
@@ -50,7 +50,7 @@ class EngineBackend(RunnerBackend):
         return await self.files(place).ask_lines(place, verb, run_dir, request, silence_s=silence_s)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a local file into a run folder."""
+        """Upload a local file to a run folder."""
         await self.files(handle.place).put_file(handle, name, content)
 
     def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:

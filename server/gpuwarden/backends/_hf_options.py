@@ -1,4 +1,4 @@
-"""The options of Hugging Face Jobs, and the buckets that survive a job's container."""
+"""The options of Hugging Face Jobs, and the buckets that outlive a job's container."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class HfJobsOptions(Frozen):
     def _never(cls, schedule: str | None) -> str | None:
         if schedule is not None:
             raise ValueError(
-                "a schedule starts jobs without a check and a receipt for each, so gpuwarden creates none; the user "
-                "can, with `hf jobs scheduled run`, and gpuwarden then lists the schedule as a billing resource"
+                "gpuwarden creates no schedules, because a schedule starts jobs without a check and a receipt for each;"
+                " the user can create one with `hf jobs scheduled run`, and gpuwarden lists it as a billing resource"
             )
         return schedule
 
@@ -87,7 +87,7 @@ class HfJobsOptions(Frozen):
     @classmethod
     def _theirs(cls, labels: dict[str, str]) -> dict[str, str]:
         if taken := sorted(k for k in labels if k == "name" or k.startswith(OURS)):
-            raise ValueError(f"{', '.join(taken)} is set by gpuwarden itself")
+            raise ValueError(f"{', '.join(taken)} is reserved: gpuwarden sets it")
         return labels
 
     @field_validator("volumes", mode="before")
@@ -125,7 +125,7 @@ def read_options(spec: JobSpec) -> HfJobsOptions:
 
 
 def settle(spec: JobSpec) -> JobSpec:
-    """Return a spec with bucket paths for outputs on a mounted bucket, because only the bucket survives the job.
+    """Return a spec whose outputs on a mounted bucket are bucket paths, because only the bucket outlives the job.
 
     Raises BadRequest for invalid options, and for an output with an incomplete bucket name.
     """
@@ -133,7 +133,7 @@ def settle(spec: JobSpec) -> JobSpec:
     outputs = []
     for output in spec.outputs:
         if output.startswith(f"{BUCKETS}/") and not _BUCKET_OUTPUT.fullmatch(output):
-            raise BadRequest(f"the output {line(output, 100)} names no bucket", f"Name {BUCKETS}/OWNER/NAME/FOLDER.")
+            raise BadRequest(f"the output {line(output, 100)} lacks a bucket", f"Name {BUCKETS}/OWNER/NAME/FOLDER.")
         home = next((v for v in mounted if f"{output}/".startswith(f"{v.mount}/")), None)
         if home is not None:
             inner = "/".join(part for part in (home.path, output.removeprefix(home.mount).strip("/")) if part)
@@ -143,7 +143,7 @@ def settle(spec: JobSpec) -> JobSpec:
 
 
 def volumes_of(spec: JobSpec) -> list[Volume]:
-    """Return the volumes to mount: the requested ones, and the buckets of outputs that none of them covers."""
+    """Return the volumes to mount: the requested ones, and the buckets of outputs that are on no requested volume."""
     volumes = [Volume.parse(text) for text in read_options(spec).volumes]
     for output in spec.outputs:
         if (found := _BUCKET_OUTPUT.fullmatch(output)) is None:

@@ -16,18 +16,18 @@ from gpuwarden.hub import jobs
 from gpuwarden.hub.client import HubClient, HubConfig
 
 HUB_PATH = re.compile(r"/hub/(models|datasets|buckets)/([^/]+/[^/]+)(?:/(.+))?")
-MAX_HASHED = 32 << 20  # files of a repo that are not LFS are small; for LFS files the Hub reports the digest
+MAX_HASHED = 32 << 20  # a repo's non-LFS files are small; for LFS files, the Hub reports the digest
 
 
 class HubFiles:
-    """List and hash files. The sha256 of a bucket's file is cached by its xet hash, which the Hub lists."""
+    """Lists and hashes files. The sha256 of a file in a bucket is cached by the xet hash that the Hub lists."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._digests: dict[str, str] = {}
 
     async def manifest(self, hub: HubClient, paths: Iterable[str], *, digests: bool) -> Manifest:
-        """Return the files at `paths`. Paths inside the container are missing: the container is gone."""
+        """Return the files at `paths`. Paths inside the container count as missing: the container was deleted."""
         files: list[Artifact] = []
         missing: list[str] = []
         for path in paths:
@@ -44,7 +44,7 @@ class HubFiles:
             return []
         siblings = reply.json.get("siblings") if isinstance(reply.json, dict) else None
         if reply.status != 200 or not isinstance(siblings, list):
-            raise BadReply(f"the Hub answered {reply.status} for {repo}: {reply.said}", "Try again.")
+            raise BadReply(f"the Hub returned {reply.status} for {repo}: {reply.said}", "Try again.")
         found = []
         for item in siblings:
             name, size = str(item.get("rfilename")), item.get("size")
@@ -58,7 +58,7 @@ class HubFiles:
         return found
 
     async def _in_bucket(self, hub: HubClient, kind: str, bucket: str, inner: str, *, digests: bool) -> list[Artifact]:
-        """Return a bucket's files. The Hub lists no sha256 for them, so each content is read once to compute it."""
+        """Return a bucket's files. The Hub lists no sha256 for them, so each file is downloaded once to compute it."""
         found = []
         for item in await jobs.paged(hub, f"/api/buckets/{bucket}/tree", {"recursive": "true"}, missing=()):
             name, size, xet = item.get("path"), item.get("size"), item.get("xetHash")
@@ -84,7 +84,7 @@ class HubFiles:
 
 
 class HubOutputs:
-    """The files of a backend whose container is gone with its job: only outputs on the Hub can be listed and read."""
+    """File access for a backend that deletes the container with its job: only outputs on the Hub can be read."""
 
     def __init__(self, clock: Clock, config: HubConfig | None = None) -> None:
         self._clock, self._config = clock, config
@@ -94,7 +94,7 @@ class HubOutputs:
         return HubClient(self._config or HubConfig.from_env(), clock=self._clock)
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
-        """Return the files of the repos and buckets in `paths`. Paths inside the container are missing."""
+        """Return the files of the repos and buckets in `paths`. Paths inside the container count as missing."""
         async with self._hub() as hub:
             return await self._files.manifest(hub, paths, digests=False)
 
@@ -110,7 +110,7 @@ class HubOutputs:
                 yield chunk
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return an empty disclosure: the container runs this job only."""
+        """Return an empty disclosure, because the container runs only this job."""
         return Disclosure()
 
 
@@ -118,13 +118,13 @@ async def download(hub: HubClient, path: str, offset: int) -> AsyncIterator[byte
     """Stream one file of a repo or bucket."""
     where = HUB_PATH.fullmatch(path)
     if where is None or not where[3]:
-        raise NotFound(f"{path} is not a file on the Hub", "Only paths under /hub can be read after a job's end.")
+        raise NotFound(f"{path} is not a file on the Hub", "Only paths under /hub can be read after a job has ended.")
     root = "" if where[1] == "models" else f"/{where[1]}"
     revision = "" if where[1] == "buckets" else "/main"
     url = f"{root}/{where[2]}/resolve{revision}/{quote(where[3])}"
     async with hub.stream("GET", url, timeout_s=3600, start=offset) as response:
         if response.status_code not in {200, 206}:
-            raise NotFound(f"the Hub answered {response.status_code} for {path}")
+            raise NotFound(f"the Hub returned {response.status_code} for {path}")
         skip = offset if response.status_code == 200 else 0
         async for chunk in response.aiter_bytes():
             yield chunk[skip:] if skip < len(chunk) else b""
@@ -143,7 +143,7 @@ async def _sha256(hub: HubClient, path: str) -> str:
 
 
 def _nanoseconds(text: Any) -> int:
-    """Convert a time to nanoseconds since the epoch, 0 if it is missing; a float is not exact enough."""
+    """Convert a time to integer nanoseconds since the epoch; 0 if it is missing. A float is not precise enough."""
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

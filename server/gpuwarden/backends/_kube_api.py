@@ -1,6 +1,6 @@
-"""Call a cluster's API server with the official client, in the namespace of the context. Blocking.
+"""Call a cluster's API server with the official client, in the namespace of the context. All calls block.
 
-Replies are read as plain JSON. A list of another kind raises BadReply and is never treated as an empty list.
+Replies are read as plain JSON. A list of an unexpected kind raises BadReply and is never treated as an empty list.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
 }
 """The required verbs by group and resource, in one namespace. docs/kubernetes-rights.yaml grants them."""
 KUEUE_RIGHTS: Final = {("kueue.x-k8s.io", "localqueues"): ("get",)}
-"""Optional rights to read a queue of Kueue before a job is submitted to it."""
+"""Optional rights to read a Kueue queue before a job is submitted to it."""
 
 
 class KubeApi:
-    """One context of the user's configuration."""
+    """A client for one context of the user's kubeconfig."""
 
     def __init__(self, context: str) -> None:
         self.context = context
@@ -59,7 +59,7 @@ class KubeApi:
             config.load_kube_config(context=self.context, client_configuration=configuration)
         except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise BadRequest(f"the Kubernetes configuration can't be read: {line(error, 300)}") from error
-        configuration.retries = False  # read when a client is created: never send a request twice or to another host
+        configuration.retries = False  # must be set before the client is created: it disables retries and redirects
         return client.ApiClient(configuration), str(found["context"].get("namespace") or "default")
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class KubeApi:
         return client.BatchV1Api(self._configured[0])
 
     def missing_rights(self) -> list[str]:
-        """Return the rights that the namespace does not grant; empty if the cluster can't list all granted rights."""
+        """Return the rights that are missing in the namespace; empty if the cluster can't list all granted rights."""
         from kubernetes import client
 
         ask = client.AuthorizationV1Api(self._configured[0]).create_self_subject_rules_review
@@ -132,15 +132,15 @@ class KubeApi:
         return self._list(self.core.list_namespaced_pod, "PodList", JOB)
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return the job of a name, None if it does not exist."""
+        """Return the job with this name, None if it does not exist."""
         return self._one(self.batch.read_namespaced_job, name, "Job")
 
     def pod(self, name: str) -> dict[str, Any] | None:
-        """Return the pod of a name, None if it does not exist."""
+        """Return the pod with this name, None if it does not exist."""
         return self._one(self.core.read_namespaced_pod, name, "Pod")
 
     def local_queue(self, name: str) -> Queue | None:
-        """Return a queue of Kueue and its current state; None if Kueue has no queue of that name."""
+        """Return a Kueue queue and its current state; None if Kueue has no queue of that name."""
         from kubernetes import client
 
         ask = client.CustomObjectsApi(self._configured[0]).get_namespaced_custom_object
@@ -182,7 +182,7 @@ class KubeApi:
         from kubernetes import client
         from kubernetes.stream import stream
 
-        # The client's `stream` modifies the API object that it gets, so this one is not shared.
+        # The client's `stream` modifies the API object that is passed to it, so this object is not shared.
         api = client.CoreV1Api(client.ApiClient(self._configured[0].configuration))
         try:
             opened = stream(
@@ -190,7 +190,7 @@ class KubeApi:
                 stdin=True, stdout=True, stderr=True, tty=False, binary=True, _preload_content=False,
             )  # fmt: skip
         except (client.ApiException, OSError, AttributeError) as error:
-            # The client of version 36 raises AttributeError instead of ApiException, which then has no body.
+            # Version 36 of the client raises AttributeError instead of an ApiException that has no body.
             raise ConnectionError(f"the pod {pod} did not start the command: {line(error, 300)}") from error
         if opened.subprotocol != EXEC_PROTOCOL:
             opened.close()
@@ -200,7 +200,7 @@ class KubeApi:
     # -------------------------------------------------------------------------------------------------------- calls
 
     def _list(self, ask: Callable[..., Any], kind: str, selector: str) -> list[dict[str, Any]]:
-        """Return every page of a list."""
+        """Return the items of every page of a list."""
         rows: list[dict[str, Any]] = []
         more: dict[str, str] = {}
         for _ in range(MAX_PAGES):
@@ -224,7 +224,7 @@ class KubeApi:
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Foreground"}
         try:
             self._call(ask, "", name=name, namespace=self.namespace, body=body)
-        except (NotFound, Conflict):  # it was deleted, or another object has its name
+        except (NotFound, Conflict):  # the object was deleted, or another object has its name now
             return
 
     def _call(self, ask: Callable[..., Any], kind: str, **given: Any) -> dict[str, Any]:
@@ -245,20 +245,20 @@ class KubeApi:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or (kind and found.get("kind") != kind):
-            raise BadReply(f"the cluster {self.context} did not answer with a {kind or 'status'}", "Try again.")
+            raise BadReply(f"the cluster {self.context} did not return a {kind or 'status'}", "Try again.")
         if kind and not kind.endswith("List") and not _is_object(found):
-            raise BadReply(f"the cluster {self.context} answered with a {kind} without a name", "Try again.")
+            raise BadReply(f"the cluster {self.context} returned a {kind} without a name", "Try again.")
         return found
 
 
 def _whole(response: Any) -> bytes:
-    """Read a reply up to its end. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
+    """Read a reply to its end. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
     raw, end = bytearray(), time.monotonic() + REPLY_S
     for piece in response.stream(1 << 20):
         raw += piece
         if len(raw) > MOST_REPLY or time.monotonic() > end:
             response.close()
-            raise OSError(f"its reply does not end: {len(raw):,} bytes in {REPLY_S:.0f} s")
+            raise OSError(f"its reply is too long or too slow: {len(raw):,} bytes in {REPLY_S:.0f} s")
     return bytes(raw)
 
 
@@ -298,7 +298,7 @@ def _is_object(found: object) -> bool:
 
 
 def _error(refused: Any, context: str) -> Exception:
-    """Return the error for a status of the API server."""
+    """Return the exception for an error status from the API server."""
     try:
         said = json.loads(refused.body)["message"]
     except (ValueError, TypeError, KeyError, RecursionError):

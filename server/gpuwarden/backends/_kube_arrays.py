@@ -18,14 +18,14 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Handle
 
 MOST_TASKS: Final = 1_000
-"""Maximum number of tasks: one object of the cluster must fit the token, folder and secrets of every task."""
+"""Maximum number of tasks: the tokens, folders and secrets of all tasks must fit into one object of the cluster."""
 MOST_SECRETS: Final = 900_000
 TASKS: Final = "gpuwarden.dev/tasks"
 ORDER: Final = "/var/run/gpuwarden/order"
 CANCELED: Final = 130
-"""The runner's exit code of a canceled index. It ends the index; 143 would let the cluster repeat it."""
+"""The runner's exit code for a canceled index. It ends the index; after 143, the cluster would restart the index."""
 INDEX: Final = "JOB_COMPLETION_INDEX"
-"""The variable that the job controller puts into the containers of an Indexed Job."""
+"""The variable that the job controller sets in the containers of an Indexed Job."""
 _START: Final = """shift $((2 * JOB_COMPLETION_INDEX)) || exit 2
 {order}exec python3 -I -S "$1/{runner}" allot "$1" <<END_OF_REQUEST
 {{"attempt": $2, "id": "{pod}", "codes": {{"canceled": {canceled}}}}}
@@ -53,7 +53,7 @@ def _asked(task: ArrayTask) -> tuple[Manifest, int]:
 
 
 def orders_of(job: Mapping[str, Any], tasks: Sequence[ArrayTask]) -> dict[str, str]:
-    """Return the secrets of an array's job by index; empty if no task has any, or if not all tasks are given."""
+    """Return the secrets of an array's job by index; empty if no task has secrets, or if not all tasks are given."""
     given = {task.token: task.secrets for task in tasks}
     tokens = [row[0] for row in json.loads(job["metadata"]["annotations"][TASKS])]
     if not any(given.values()) or not given.keys() >= set(tokens):

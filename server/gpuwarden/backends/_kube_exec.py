@@ -28,7 +28,7 @@ LOOK_S: Final = 0.2
 MOST_IN_URL: Final = 2_000
 """Maximum bytes of a command in the URL, which proxies limit to 8 KiB; a longer command is sent over stdin."""
 MOST_LEAVING: Final = 6
-"""Maximum number of terminating pods for files: pods of a lost node stay until the node is deleted."""
+"""Maximum number of terminating pods for files: pods on a lost node keep terminating until the node is deleted."""
 
 
 class PodChannel:
@@ -54,7 +54,7 @@ class PodChannel:
         self._told(lambda: self._opened.close_channel(STDIN))
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read available bytes of stdout into `buffer`; return their count, 0 at its end."""
+        """Read available bytes of stdout into `buffer`; return their number, 0 at the end of stdout."""
         while not self._out:
             if self._ended or self._status is not None:
                 return 0
@@ -72,7 +72,7 @@ class PodChannel:
         return said
 
     def exited(self) -> bool:
-        """Return whether the command's end is known."""
+        """Return whether the command has ended or its connection is closed."""
         return self._status is not None or self._over
 
     def code(self) -> int | None:
@@ -123,7 +123,7 @@ class PodChannel:
                 found = json.loads(data)
             except (ValueError, RecursionError):
                 found = None
-            self._status = found if isinstance(found, dict) else {"message": "its status can't be parsed"}
+            self._status = found if isinstance(found, dict) else {"message": "the status is not JSON"}
 
     def _told(self, send: Any) -> None:
         """Raise ConnectionError for the errors of a lost WebSocket."""
@@ -167,11 +167,11 @@ class PodConnection:
                 rest = rest[channel.send(memoryview(rest)) :]
             return channel
         except OSError:
-            self.alive = False  # the pod may be gone; the next connection creates one
+            self.alive = False  # the pod may have been deleted; the next connection creates a new one
             raise
 
     def close(self) -> None:
-        """Close the connection; the pod ends on its own."""
+        """Close the connection; the pod exits by itself."""
         self.alive = False
 
 
@@ -207,7 +207,7 @@ def _ready(api: KubeApi, claim: dict[str, Any], mount: str) -> str:
 
 
 def waits_for(pod: Mapping[str, Any]) -> str:
-    """Return the cluster's reason for a pod's wait; "" if it does not wait."""
+    """Return the reason that the cluster gives for a waiting pod; "" if the pod is not waiting."""
     status = part_of(pod, "status")
     for container in rows_in(status, "containerStatuses"):
         waiting = part_of(part_of(container, "state"), "waiting")

@@ -1,7 +1,6 @@
 """Derive the Python version and the packages of a public image from its name.
 
-No image is downloaded. Known names are those of Docker Hub's official images, and of images whose tags are versions;
-all other images are unknown.
+No image is downloaded. Only the names of some widely used images, whose tags contain their versions, are known.
 """
 
 from __future__ import annotations

@@ -24,16 +24,16 @@ ATTEMPT: Final = "gpuwarden.dev/attempt"
 TOKEN: Final = "gpuwarden.dev/token"  # noqa: S105 - the name of an annotation
 RUN_DIR: Final = "gpuwarden.dev/run-folder"
 RUNS: Final = "gpuwarden.dev/runs"
-"""The label by which the user selects the claim for run folders."""
+"""The label with which the user selects the claim for run folders."""
 FILES_IMAGE: Final = "gpuwarden.dev/image"
 USER: Final = "gpuwarden.dev/user"
 KUEUE: Final = "kueue.x-k8s.io/queue-name"
 MAIN: Final = "job"
 POD_ID: Final = "GPUWARDEN_POD"
-"""The variable by which the runner distinguishes the pods of a job."""
+"""The variable with which the runner distinguishes the pods of a job."""
 SAVE_S: Final = 60
 KEPT_S: Final = 7 * 86400
-"""Time for which an ended job stays in the cluster's records."""
+"""Seconds for which the cluster keeps an ended job."""
 FILES_S: Final = 4 * 3600
 """Lifetime in seconds of the pod for files; it is recreated when needed."""
 INTERRUPTED: Final = 143
@@ -55,7 +55,7 @@ def job_manifest(
 ) -> Manifest:
     """Return the job of one attempt.
 
-    The cluster starts its pod again after an interruption, as often as the job allows; the job's own failure ends it.
+    The cluster restarts its pod after an interruption, as often as the job allows, but not after a failure of the job.
     """
     stem = stem_of(token)
     runner_request = json.dumps({"attempt": attempt, "id": POD_ID})
@@ -66,7 +66,8 @@ def job_manifest(
     if secret:
         own = {"secretKeyRef": {"name": f"{stem}-a{attempt}", "key": "order"}}
         container["env"].append({"name": "GPUWARDEN_ORDER", "valueFrom": own})
-    # A later attempt is a restart by gpuwarden. If the cluster restarted it as often again, the limits would multiply.
+    # A later attempt is already a restart by gpuwarden: if the cluster also restarted it, the two limits would
+    # multiply.
     restarts = {"backoffLimit": spec.max_restarts if attempt == 1 else 0, "podFailurePolicy": policy("FailJob")}
     labels = {**OWNER, JOB: stem, ATTEMPT: str(attempt)}
     return whole_job(spec, f"{stem}-a{attempt}", labels, {TOKEN: token, RUN_DIR: run_dir}, pod, restarts)
@@ -75,7 +76,7 @@ def job_manifest(
 def whole_job(
     spec: JobSpec, name: str, labels: Mapping[str, str], notes: Mapping[str, str], pod: Manifest, more: Manifest
 ) -> Manifest:
-    """Return a job with this pod. `more` has its restart settings."""
+    """Return a job with this pod. `more` contains its restart settings."""
     queue = read_options(spec).queue
     return {
         "apiVersion": "batch/v1",
@@ -96,7 +97,7 @@ def whole_job(
 
 
 def policy(action: str) -> Manifest:
-    """Return the policy that restarts after an interruption, and applies `action` to a failure of the job."""
+    """Return the policy that restarts an interrupted pod, and applies `action` if the job fails."""
     ends = {"containerName": MAIN, "operator": "NotIn", "values": [0, INTERRUPTED]}
     taken = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return {"rules": [taken, {"action": action, "onExitCodes": ends}]}
@@ -107,7 +108,7 @@ def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
     options = read_options(spec)
     labels = dict(pair.split("=", 1) for pair in options.node_selector)
     if spec.gpu and spec.gpu.lower() not in ANY_GPU:
-        labels.setdefault("nvidia.com/gpu.product", spec.gpu)  # which NVIDIA's device plug-in sets
+        labels.setdefault("nvidia.com/gpu.product", spec.gpu)  # set by NVIDIA's device plug-in
     pod: Manifest = {
         **_shared(claim),
         "terminationGracePeriodSeconds": SAVE_S,
@@ -138,7 +139,7 @@ def pod_spec(spec: JobSpec, claim: Mapping[str, Any], mount: str) -> Manifest:
 
 
 def _shared(claim: Mapping[str, Any]) -> Manifest:
-    """Return the settings of both kinds of pods: the claim, its user, and no credentials for the cluster."""
+    """Return the settings shared by both kinds of pods: the claim, its user, and no credentials for the cluster."""
     user = str(claim["metadata"].get("annotations", {}).get(USER, ""))
     as_user = {"runAsUser": int(user), "runAsNonRoot": user != "0", "fsGroup": int(user)} if user.isdecimal() else {}
     return {

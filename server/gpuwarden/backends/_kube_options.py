@@ -15,7 +15,7 @@ IMAGE: Final = "python:3.12-slim"
 """The image of the pod that reads and writes files, unless the claim names another."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 ROOM_S: Final = 240
-"""Seconds added to the job's time limit for its pod: to start, and to save."""
+"""Seconds by which the pod's time limit exceeds the job's: the time to start and to save."""
 
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 _Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,499}$")]
@@ -60,7 +60,7 @@ def read_options(spec: JobSpec) -> KubernetesOptions:
 
 
 def asked_of(spec: JobSpec, namespace: str) -> Asked:
-    """Return the request to the cluster; the queue is the namespace, or a queue of Kueue in it."""
+    """Return the request to the cluster. Its queue is the namespace, or a Kueue queue in that namespace."""
     options = read_options(spec)
     any_type = spec.gpu is None or spec.gpu.lower() in ANY_GPU
     return Asked(

@@ -1,8 +1,8 @@
 """Combine a Kubernetes Job and its pods into one row.
 
-The row uses Slurm's names of states, such as PENDING and COMPLETED, so that `_slurm_observation` can combine it with
-the runner's status like a job of Slurm. An array is one Indexed Job, and each of its indexes becomes a row. A Job whose
-annotations have another token or run folder was created by another tool, and is left out.
+The row uses Slurm's names for states, such as PENDING and COMPLETED, so that `_slurm_observation` can combine it with
+the runner's status as for a Slurm job. An array is one Indexed Job, and each of its indexes becomes a row. A Job whose
+annotations contain another token or run folder was created by another tool, and is ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KubeRow(Row):
 
 @dataclass(frozen=True)
 class _Task:
-    """One job's data in an object of the cluster."""
+    """The data that identifies one task in a Kubernetes Job."""
 
     token: str
     run_dir: str
@@ -57,7 +57,7 @@ def is_of(job: Mapping[str, Any], handle: Handle) -> bool:
 
 
 def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
-    """Yield the tasks of a job, a single one if it is not an array. Raises BadReply for an array in another form."""
+    """Yield the tasks of a job, one if it is not an array. Raises BadReply for an array in an unknown format."""
     notes = part_of(job["metadata"], "annotations")
     if TASKS not in notes:
         attempt = str(part_of(job["metadata"], "labels").get(ATTEMPT))
@@ -75,7 +75,7 @@ def _tasks(job: Mapping[str, Any]) -> Iterator[_Task]:
 def rows_of(
     jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], handles: Iterable[Handle]
 ) -> dict[str, KubeRow]:
-    """Return the row of each handle's newest attempt, by token."""
+    """Return token -> the row of the handle's newest attempt."""
     known = {(h.token, h.run_dir) for h in handles}
     owned: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
@@ -102,7 +102,7 @@ def rows_of(
 
 
 def indexes(text: object) -> frozenset[int]:
-    """Parse a list of indexes such as `0,2-4`. Raises BadReply for another form or an index above `MOST_TASKS`."""
+    """Parse a list of indexes such as `0,2-4`. Raises BadReply for an unknown format or an index above `MOST_TASKS`."""
     found: set[int] = set()
     for part in str(text or "").split(",") if text else ():
         ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
@@ -117,7 +117,7 @@ def _row(
 ) -> KubeRow:
     about = job["metadata"]
     if not task.attempt:
-        raise BadReply(f"the job {line(about['name'])} has no attempt", "It was ignored; try again.")
+        raise BadReply(f"the job {line(about['name'])} has no attempt number", "It was ignored; try again.")
     newest = max(pods, key=_age, default=None)
     state, why = _state(job, newest) if task.index is None else _state_of_index(job, pods, newest, task.index, ends)
     ended = _ended(newest)
@@ -154,7 +154,7 @@ def _row(
 
 
 def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the sort key of a pod: its creation in whole seconds; of equal ones, an ended pod comes first."""
+    """Return the sort key of a pod: its creation time in whole seconds, then whether it has not ended."""
     return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
@@ -169,7 +169,7 @@ def _state_of_index(
     index: int,
     ends: Mapping[str, frozenset[int]],
 ) -> tuple[str, str]:
-    """Return the state of one task of an array, and why it waits."""
+    """Return the state of one task of an array, and why it is waiting."""
     if index in ends["completed"] or any(_phase(pod) == "Succeeded" for pod in pods):
         return "COMPLETED", ""
     if index in ends["failed"]:
@@ -181,7 +181,7 @@ def _state_of_index(
 
 
 def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return the state of a job, and why it waits."""
+    """Return the state of a job, and why it is waiting."""
     rows = rows_in(part_of(job, "status"), "conditions")
     conditions = {str(row.get("type")): row for row in rows if row.get("status") == "True"}
     if "Complete" in conditions:
@@ -197,7 +197,7 @@ def _state(job: Mapping[str, Any], pod: Mapping[str, Any] | None) -> tuple[str, 
     if phase == "Pending":
         return "PENDING", waits_for(pod) or "its pod is not scheduled yet"
     if phase in _ENDED and _interrupted(pod):
-        return "PENDING", "it was interrupted, and gets another pod"
+        return "PENDING", "it was interrupted and will get another pod"
     return "RUNNING", ""
 
 

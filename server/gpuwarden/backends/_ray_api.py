@@ -1,7 +1,7 @@
-"""Call a Ray cluster through the Jobs API of its dashboard, and parse its answers.
+"""Call a Ray cluster through the Jobs API of its dashboard, and parse the replies.
 
-Uses the HTTP client that gpuwarden already has: Ray's own client has 380 MB, must match the cluster's version, and
-sends the same six requests. A list in an unknown format is never taken for an empty one.
+The module uses the HTTP client that gpuwarden already has. Ray's own client takes up 380 MB, must match the cluster's
+version, and sends the same six requests. A list in an unknown format is never treated as an empty list.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ATTEMPT: Final = re.compile(r"[1-9][0-9]{0,3}")
 _PYTHON: Final = re.compile(r"/lib(?:64)?/python([0-9])\.([0-9]{1,2})/(?:site|dist)-packages/ray/")
 _VERSION: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 
-# Ray's states as the states that `_slurm_observation` combines with the runner's status.
+# Ray's job states, mapped to the states that `_slurm_observation` combines with the runner's status.
 _STATES: Final = {
     "PENDING": "PENDING",
     "RUNNING": "RUNNING",
@@ -58,12 +58,12 @@ _TAKEN: Final = frozenset(
 
 
 def submission_id(stem: str, attempt: int, run_dir: str) -> str:
-    """Return the id of an attempt. Ray refuses a second job with the same id; another run folder has another id."""
+    """Return the id of an attempt in a run folder. Ray rejects a second job with the same id."""
     return f"{stem}-a{attempt}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
 
 
 def address(place: Place) -> tuple[str, int]:
-    """Return host and port of a cluster's dashboard."""
+    """Return the host and port of a cluster's dashboard."""
     text = place.host or "127.0.0.1"
     host, colon, port = text.rpartition(":")
     if colon and port.isdecimal() and (":" not in host or host.startswith("[")) and 0 < int(port) < 65_536:
@@ -88,9 +88,9 @@ def is_here(host: str) -> bool:
 
 
 async def ask(place: Place, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Return the status and the parsed JSON of one reply, or its text if it is not JSON.
+    """Send one request. Return the status and the parsed JSON of the reply, or its text if it is not JSON.
 
-    Raises `Unreachable` if no complete reply came, `AuthFailed` if the cluster requires a token.
+    Raises `Unreachable` if no complete reply arrives, `AuthFailed` if the cluster requires a token.
     """
     import httpx2
 
@@ -130,10 +130,10 @@ async def ask(place: Place, method: str, path: str, body: object = None) -> tupl
 
 
 def rows_of(status: int, found: Any, folders: Mapping[str, str]) -> dict[str, Row]:
-    """Return the last attempt of each of these jobs, by stem. `folders` has their run folders.
+    """Return the last attempt of each of these jobs, by stem. `folders` contains their run folders.
 
-    A job is gpuwarden's only if both its metadata and its id match the folder: another user could copy one of them.
-    Nothing else is read of other jobs, so that none of them can hide gpuwarden's.
+    A job belongs to gpuwarden only if both its metadata and its id match the folder: another user could copy one of
+    them. All other fields of other jobs are ignored, so an invalid one can't make gpuwarden's jobs unreadable.
     """
     if status >= 500:
         raise Unreachable(f"Ray does not list its jobs: {last_line(found)}", "Try again.")
@@ -189,7 +189,7 @@ def _row(raw: Mapping[str, Any], stem: str, attempt: int) -> Row:
 
 
 def last_line(text: object) -> str:
-    """Return the last line of Ray's text. This line names the cause; a log or a traceback precedes it."""
+    """Return the last line of a message from Ray. It names the cause, after a log or a traceback."""
     lines = [row.strip() for row in str(text or "").splitlines() if row.strip(" .\t")]
     return line(lines[-1] if lines else "no reason given", 300)
 
@@ -201,7 +201,7 @@ def _seconds(value: object) -> float | None:
 def read_limits(
     version: tuple[int, Any], nodes: tuple[int, Any], cluster: tuple[int, Any], asked: Asked
 ) -> EngineLimits:
-    """Return a cluster's limits, from its version, its list of nodes and its autoscaler's report."""
+    """Return a cluster's limits from its version, its list of nodes and its autoscaler's report."""
     number = version[1].get("ray_version") if version[0] == 200 and isinstance(version[1], dict) else None
     parts = _VERSION.match(str(number or ""))
     if parts is None:
@@ -210,8 +210,8 @@ def read_limits(
         raise NotSupported(
             f"Ray {line(number, 40)} is too old: gpuwarden needs its exit codes", "Use Ray 2.8 or newer."
         )
-    # Without an autoscaler, Ray's monitor makes up a type for each node. Only such a report proves that no node will be
-    # added. It appears some seconds after the start of the head, and never with KubeRay.
+    # Without an autoscaler, Ray's monitor reports a made-up type for each node. Only such a report proves that no node
+    # will be added. It appears some seconds after the head node starts, and never with KubeRay.
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
     made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
     queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)
@@ -219,9 +219,9 @@ def read_limits(
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
-    """Return a cluster's Python version from the path of each node's Ray; None if a path does not contain it.
+    """Return a cluster's Python version, read from the path of Ray on each node; None if a path does not contain it.
 
-    Ray's dashboard does not report the version, and Ray accepts only nodes with the same one.
+    Ray's dashboard does not report the version, and Ray accepts only nodes with the same version.
     """
     listed = _part(nodes[1], "data", "summary")
     found = set()
@@ -236,14 +236,14 @@ def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:
 
 
 def _part(value: object, *names: str) -> object:
-    """Return a value inside of nested objects, or None."""
+    """Return a value inside nested objects, or None."""
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
 def _queue(found: object, *, fixed: bool) -> Queue:
-    """Return the maximum resources of one node. Without a known, fixed list of nodes they have no limit."""
+    """Return the maximum resources of one node: unlimited unless the list of nodes is known and fixed."""
     plain = Queue(name="cluster", default=True, open=True, max_s=UNLIMITED)
     listed = _part(found, "data", "result", "result")
     rows = listed if isinstance(listed, list) else []

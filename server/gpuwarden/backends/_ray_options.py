@@ -17,10 +17,10 @@ from gpuwarden.remote.ssh.shell_quote import quote
 from gpuwarden.static_analysis.script import read_header
 
 STOP_WAIT_S: Final = 3_700
-"""Seconds that Ray waits after its SIGTERM. The runner, whose grace is at most an hour, kills the command earlier."""
+"""Seconds that Ray waits after SIGTERM. The runner's grace is at most an hour, so it kills the command earlier."""
 NO_FOLDER: Final = 97
 PYTHON: Final = "python3"
-"""The interpreter on a node: that of the runtime environment, otherwise the one on Ray's own PATH."""
+"""The interpreter on a node: the one in the runtime environment, otherwise the one on Ray's own PATH."""
 _ANY_GPU: Final = frozenset({"gpu", "any"})
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
@@ -58,7 +58,7 @@ def asked_of(spec: JobSpec) -> Asked:
 
 
 def runtime_env(spec: JobSpec) -> dict[str, Any]:
-    """Return the runtime environment with the header's dependencies. It has no secrets, because Ray displays it."""
+    """Return the runtime environment with the header's dependencies. It contains no secret: Ray displays it."""
     header = read_header(spec.script) if spec.script is not None else None
     packages = list(header.dependencies) if header else []
     pip = {"pip": {"packages": packages, "pip_check": False}} if packages else {}
@@ -70,7 +70,7 @@ def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -
     options, asked = read_options(spec), asked_of(spec)
     resources = dict(options.resources)
     if asked.gpu:
-        resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # how Ray chooses nodes by the type of their GPUs
+        resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # with this resource, Ray chooses nodes by GPU type
     given: Mapping[str, Any] = {
         "entrypoint_num_cpus": options.cpus,
         "entrypoint_num_gpus": asked.gpus or None,
@@ -92,9 +92,9 @@ def secrets_name(attempt: int | None) -> str:
 
 
 def entrypoint(attempt: int, run_dir: str, runner: str) -> str:
-    """Return the shell script that Ray runs. It has only paths and no secrets, because the dashboard displays it."""
+    """Return the shell script that Ray runs. It contains paths but no secrets, because the dashboard displays it."""
     secrets = quote(f"{run_dir}/{secrets_name(attempt)}")
-    missing = f"the run folder {run_dir} is not on this node, or not this user's"
+    missing = f"the run folder {run_dir} is not on this node, or does not belong to this user"
     return "\n".join(
         [
             f"[ -r {quote(runner)} ] || {{ echo {quote(missing)} >&2; exit {NO_FOLDER}; }}",

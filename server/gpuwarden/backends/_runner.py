@@ -31,11 +31,11 @@ from gpuwarden.core.models import (
 from gpuwarden.core.sanitize import line
 from gpuwarden.remote import launch
 
-CALL_S = 60.0  # a verb that answers at once
-STOP_S = 15.0  # time to wait for a stop; a job with a longer grace continues to save
-SILENCE_S = 120.0  # a long verb sends a progress line every few seconds
+CALL_S = 60.0  # for a verb that returns immediately
+STOP_S = 15.0  # longest wait for a stop; a job with a longer grace is then still saving
+SILENCE_S = 120.0  # for a slow verb, which sends a progress line every few seconds
 MAX_REPLY = 256 << 20
-MAX_LINES = 210_000  # the runner lists at most 200,000 files; the rest are progress lines
+MAX_LINES = 210_000  # at most 200,000 lines for files, and the progress lines
 SHORT = 1 << 20
 
 
@@ -57,23 +57,23 @@ class RunnerBackend:
         raise NotImplementedError
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token on a target. Raises a `WardenError` if the target can't be reached."""
+        """Return the handle for a token on a target. Raises a `WardenError` if the target can't be reached."""
         raise NotImplementedError
 
     async def stage(
         self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
     ) -> tuple[Handle, launch.Launch]:
-        """Put a job's files into its run folder, unless they exist, without starting the job."""
+        """Write a job's files to its run folder unless they exist, without starting the job."""
         raise NotImplementedError
 
     async def ask(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run one verb that returns one object. A refusal is raised as the corresponding exception."""
+        """Run one verb that returns one object. An error reply is raised as the corresponding exception."""
         lines = await self.ask_lines(place, verb, run_dir, request, silence_s=silence_s)
         if len(lines) != 1:
             raise BadReply(
-                f"the runner's {verb} gave {len(lines)} answers instead of one",
+                f"the runner's {verb} returned {len(lines)} replies instead of one",
                 "Check that the machine's disk is not full.",
             )
         launch.raise_for(lines[0])
@@ -105,7 +105,7 @@ class RunnerBackend:
         reply = await self.ask(handles[0].place, "poll", None, {"dirs": dirs, "launched": launched})
         jobs = reply.get("jobs")
         if not isinstance(jobs, dict) or not all(isinstance(jobs.get(d), dict) for d in dirs):
-            raise BadReply("the runner's poll does not answer for every job", "Try again.")
+            raise BadReply("the runner's poll reply omits some jobs", "Try again.")
         return jobs
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
@@ -117,7 +117,7 @@ class RunnerBackend:
             raise BadReply(f"invalid log reply from the runner: {error.error_count()} fields", "Try again.") from error
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return a bounded piece of each spool file of a job, from its cursor on."""
+        """Return a limited number of bytes of each spool file of a job, starting at its cursor."""
         reply = await self.ask(handle.place, "spool", handle.run_dir, {"cursors": dict(cursors)})
         try:
             return {name: SpoolPiece.model_validate(piece) for name, piece in reply["files"].items()}
@@ -125,7 +125,7 @@ class RunnerBackend:
             raise BadReply("the runner's spool reply has an unknown format", "Try again.") from error
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping of a target's absolute paths for the runner's requests."""
+        """Return the fields of the runner's requests that map a target's absolute paths."""
         return place.mapping
 
     async def list_files(self, handle: Handle, paths: Iterable[str]) -> Manifest:
@@ -159,16 +159,16 @@ class RunnerBackend:
         raise AssertionError("unreachable")
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a local file into a run folder."""
+        """Upload a local file to a run folder."""
         raise NotImplementedError
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return processes and new files that are not a declared part of a job."""
+        """Return processes and new files that do not belong to a declared job or output."""
         request = {**launch.marked(handle.place), **handle.place.mapping}
         return launch.disclosure(await self.ask(handle.place, "disclose", handle.run_dir, request))
 
     async def arm(self, handle: Handle, attempt: int) -> None:
-        """Start self-stop on the machine of a launched job, with the settings of the launch. Idempotent."""
+        """Start self-stop on the machine of a launched job, with the settings of that launch. Idempotent."""
         if handle.place.park is not None:
             order = {"park": handle.place.park.order, "attempt": attempt}
             await self.ask(handle.place, "park", handle.run_dir, order)
@@ -178,27 +178,27 @@ class RunnerBackend:
         await self.ask(handle.place, "hold", handle.run_dir, {})
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group. Never raises for a job that is gone; returns PENDING during a long grace."""
+        """End the job's process group. Never raises for a missing job. Returns PENDING during a long grace."""
         wait_s = min(grace_s + 5, STOP_S)
         request = {"grace_s": grace_s, "wait_s": wait_s, "token": handle.token}
         reply = await self.ask(handle.place, "stop", handle.run_dir, request, silence_s=wait_s + CALL_S)
         try:
             return StopResult(str(reply.get("result")))
         except ValueError as error:
-            raise BadReply(f"the runner's stop answered {reply.get('result')!r}", do(Action.CHECK)) from error
+            raise BadReply(f"the runner's stop command returned {reply.get('result')!r}", do(Action.CHECK)) from error
 
 
 class MachineBackend(RunnerBackend):
     """A backend whose runner is on the job's own machine, not on a machine of an engine."""
 
     async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
-        """Return the output of read-only commands on the machine, by their names."""
+        """Run read-only commands on the machine, and return the output of each by its name."""
         request = {"commands": {name: list(argv) for name, argv in commands.items()}}
         reply = await self.ask(handle.place, "look", handle.run_dir, request)
         try:
             return {name: Printed.model_validate(reply["answers"][name]) for name in commands}
         except (ValidationError, KeyError, TypeError) as error:
-            raise BadReply("the runner's look reply has an unknown format", "Try again.") from error
+            raise BadReply("the runner's reply to `look` has an unknown format", "Try again.") from error
 
 
 async def parsed(raw: bytes) -> list[dict[str, Any]]:
@@ -210,18 +210,18 @@ async def parsed(raw: bytes) -> list[dict[str, Any]]:
 
 def _parsed(raw: bytes) -> list[dict[str, Any]]:
     if raw.count(b"\n") > MAX_LINES:
-        raise BadReply(f"the runner's answer has more than {MAX_LINES:,} lines", "Declare narrower outputs.")
+        raise BadReply(f"the runner's reply has more than {MAX_LINES:,} lines", "Declare narrower outputs.")
     return [parse(line) for line in raw.splitlines() if line.strip()]
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Parse one line of the runner."""
+    """Parse one line of the runner's output."""
     try:
         found = json.loads(line)
         if b"\\ud" in line.lower():  # an unpaired surrogate can't be stored, compared or displayed
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise BadReply(f"the runner's answer is not JSON: {line[:80]!r}", "Try again.") from error
+        raise BadReply(f"the runner's reply is not JSON: {line[:80]!r}", "Try again.") from error
     if not isinstance(found, dict):
-        raise BadReply("the runner's answer is not a JSON object", "Try again.")
+        raise BadReply("the runner's reply is not a JSON object", "Try again.")
     return found

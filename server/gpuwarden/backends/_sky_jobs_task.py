@@ -24,12 +24,12 @@ from gpuwarden.remote.sky.rows import task
 from gpuwarden.static_analysis.script import start_header
 
 MAX_FILES: Final = 640 << 10
-"""Maximum bytes of the packed files, most of which are gpuwarden's: SkyPilot stores the command with every job."""
+"""Maximum size in bytes of the packed files, mostly gpuwarden's own. SkyPilot stores the command with every job."""
 ATTEMPT: Final = re.compile(r"(gw-.+)-a([1-9]\d{0,3})")
 FOLDER: Final = "/GPUWARDEN_RUN_FOLDER"
-"""Replaced on the machine by the path of the run folder, whose home folder is unknown before."""
+"""A placeholder for the run folder, replaced on the machine: the home folder there is not known in advance."""
 RUN_ID: Final = "SKYPILOT_INTERNAL_JOB_ID"
-"""The variable by which the runner distinguishes the starts on a machine."""
+"""The variable with which the runner distinguishes the starts of a job on one machine."""
 _RUN = """\
 set -eu
 export PATH="$HOME/.local/bin:$PATH"
@@ -52,7 +52,7 @@ command -v uv > /dev/null || python3 -c 'import {module}' || {{
 
 
 def stem_of(place: Place, token: str) -> str:
-    """Return the common start of the names of a token's attempts. A reservation's id contains the token."""
+    """Return the name prefix that a token's attempts share, taken from the reservation's id if there is one."""
     lease = place.instance_id or ""
     return launch.run_name(lease if lease.startswith(f"{token}-") else token)
 
@@ -64,7 +64,7 @@ def named(name: str) -> tuple[str, int]:
 
 
 def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
-    """Return the machine part of the task. SkyPilot does not restart a command that failed on its own."""
+    """Return the machine part of the task. SkyPilot does not restart a command that fails by itself."""
     asked = Resources(
         gpu=spec.gpu,
         gpu_count=spec.gpu_count,
@@ -76,7 +76,7 @@ def machine(spec: JobSpec, place: Place) -> dict[str, Any]:
 
 
 def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
-    """Return the shell script that unpacks the runner and the job's files, and executes the runner.
+    """Return the shell script that unpacks the runner and the job's files, and starts the runner.
 
     Raises BadRequest for a script that is too long for it.
     """
@@ -87,7 +87,7 @@ def command(spec: JobSpec, place: Place, token: str, attempt: int) -> str:
     packed = _packed({**ready.files, f"order.{attempt}.json": json.dumps(order).encode()})
     if len(packed) > MAX_FILES:
         raise BadRequest(
-            f"the script is too long for a managed job: {len(packed):,} bytes packed, {MAX_FILES:,} fit",
+            f"the script is too long for a managed job: {len(packed):,} bytes packed, more than {MAX_FILES:,}",
             "Upload it to a repo or another URL, and run that with `uv run`.",
         )
     store = StoreAddress.parse(spec.artifact_store) if spec.artifact_store else None

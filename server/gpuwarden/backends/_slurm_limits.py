@@ -1,6 +1,6 @@
-"""Read a cluster's limits: `scontrol show config` and `show partition`, `sinfo`, and its accounting.
+"""Read a cluster's limits from `scontrol show config`, `scontrol show partition`, `sinfo` and its accounting.
 
-The form of these texts has not changed for many versions. Missing values stay unknown.
+The output format of these commands has not changed for many versions. Missing values stay unknown.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpuwarden.core.sanitize import line
 OLDEST: Final = (21, 8)
 """The first version whose `squeue` supports JSON."""
 REQUEUE_S: Final = 120.0
-"""Munge's credentials expire after two minutes by default; a requeued job can't start before."""
+"""Munge's credentials expire after two minutes by default; a requeued job can't start before they expire."""
 SHORTEST_S: Final = 5.0
-"""For a shorter credential lifetime, Slurm uses its default."""
+"""Slurm ignores a shorter credential lifetime and uses its default."""
 _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
     "OFF": "no",
     "REQUEUE": "requeue",
@@ -30,16 +30,16 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 
 
 def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
-    """Return the limits from the agent's reply.
+    """Return the limits that are in the agent's reply.
 
-    Raises a `WardenError` if the reply is missing or invalid, or Slurm is too old.
+    Raises a `WardenError` if the reply is missing or invalid, or if Slurm is too old.
     """
     pairs = (row.partition("=") for row in _text(found, "config").splitlines())
     config = {name.strip(): value.strip() for name, equals, value in pairs if equals}
     version = config.get("SLURM_VERSION", "")
     parts = re.match(r"(\d+)\.(\d+)", version)
     if parts is None:
-        raise BadReply("Slurm's configuration has no version", "Check that the commands there are Slurm's.")
+        raise BadReply("Slurm's configuration has no version", "Check that these commands are Slurm's.")
     if (int(parts[1]), int(parts[2])) < OLDEST:
         raise NotSupported(
             f"Slurm {line(version, 40)} is too old: gpuwarden needs 21.08 or newer",
@@ -75,7 +75,7 @@ class _Policy:
     unread: str = ""
 
     def explains(self, refusal: str, asked: Asked) -> bool:
-        """Return whether the known accounts, QOS or limits explain a refusal, which itself has no numbers."""
+        """Return whether the known accounts, QOS or limits explain Slurm's refusal, whose text contains no numbers."""
         return any(
             text in refusal and known
             for text, known in (
@@ -124,22 +124,22 @@ def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Tabl
 
 
 def _gap(found: Mapping[str, Any], silent: Sequence[str]) -> str:
-    """Return which queries of the accounting failed, and Slurm's error."""
+    """Return which accounting queries failed, with Slurm's error."""
     answers = (found.get(part) for part in silent)
     errors = (answer.get("err") for answer in answers if isinstance(answer, Mapping))
     what = {"associations": "accounts", "qos": "QOS", "usage": "limits"}
-    said = next((str(error) for error in errors if error), "its answer can't be parsed")
+    said = next((str(error) for error in errors if error), "its reply can't be parsed")
     return f"the {' and '.join(what[part] for part in silent)} of Slurm's accounting: {line(said, 300)}"
 
 
 def _rows(text: str | None, columns: int) -> list[list[str]] | None:
-    """Return the rows that `sacctmgr` printed; None if its output is missing or has another format."""
+    """Return the rows that `sacctmgr` printed; None if its output is missing or has an unknown format."""
     rows = [row.split("|") for row in text.splitlines() if row.strip()] if text is not None else None
     return rows if rows is not None and all(len(row) == columns for row in rows) else None
 
 
 def _text(found: Mapping[str, Any], part: str) -> str:
-    """Return the output of a required command. Raises BadReply or Unreachable without one."""
+    """Return the output of a required command. Raises BadReply or Unreachable if there is none."""
     done = found.get(part)
     if not isinstance(done, Mapping) or not isinstance(done.get("out"), str):
         raise BadReply(f"the reply about Slurm's {part} can't be parsed", "Try again.")
@@ -187,7 +187,7 @@ def _queue(row: Mapping[str, str], config: Mapping[str, str], preemption: str, m
 
 
 def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
-    """Return for each partition the maximum resources of one machine."""
+    """Return partition -> the maximum resources of one machine."""
     found: dict[str, dict[str, Any]] = {}
     for row in (text or "").splitlines():
         fields = row.split("|")
@@ -203,13 +203,13 @@ def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
 
 
 def gpus_of(gres: str) -> Iterator[tuple[str, int]]:
-    """Yield type and number of the GPUs in a GRES such as `gpu:a100:4(S:0-1),shard:8`; the type can be ""."""
+    """Yield the type and number of the GPUs in a GRES such as `gpu:a100:4(S:0-1),shard:8`; the type can be ""."""
     for found in re.finditer(r"(?:^|,)gpu:(?:([^:,()]+):)?(\d+)", gres):
         yield (found[1] or "").lower(), int(found[2])
 
 
 def _column(rows: Sequence[Sequence[str]] | None, column: int) -> tuple[str, ...] | None:
-    """Return the distinct values of one column, whose cells may be lists; None without an answer."""
+    """Return the distinct values of one column, whose cells may be lists; None without rows."""
     if rows is None:
         return None
     values = (value for row in rows for value in row[column].split(","))
@@ -221,7 +221,7 @@ def _admitted(text: str | None) -> tuple[str, ...] | None:
 
 
 def _whole(text: str | None) -> int | None:
-    """Parse the number at the start of a text; None without one, `UNLIMITED` for that word."""
+    """Parse the number at the start of a text: None if there is none, `UNLIMITED` for the word UNLIMITED."""
     if text in ("UNLIMITED", "INFINITE"):
         return UNLIMITED
     found = re.match(r"\d{1,15}\b", text or "")
@@ -229,7 +229,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def requeue_delay(auth: str) -> float:
-    """Return the seconds before a requeued job can start: until its old credential has expired."""
+    """Return the seconds until a requeued job can start, which is when its old credential expires."""
     found = re.search(r"\bcred_expire=(\d{1,6})\b", auth)
     expires = float(found[1]) if found else REQUEUE_S
     return (expires if expires >= SHORTEST_S else REQUEUE_S) + 1

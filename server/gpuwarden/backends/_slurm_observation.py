@@ -1,7 +1,7 @@
 """Combine the runner's status and Slurm's row into one observation.
 
-The runner provides the result of the command; Slurm provides whether the job can still run. A job can write the
-runner's status file, so a success counts only if Slurm's exit code, which is that of the runner, agrees.
+The runner reports the result of the command, and Slurm reports whether the job can still run. A job can write to the
+runner's status file, so a success counts only if Slurm reports the exit code 0 for the runner.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENDS: Final[dict[str, tuple[Job, Code]]] = {
 def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
     """Return the observation of one job, from the poll of its run folder and Slurm's row."""
     there = status.get("folder") == "present"
-    if row is None and there:  # Slurm no longer has the job, so the runner's last status counts
+    if row is None and there:  # Slurm no longer lists the job, so the runner's last status is used
         ended = launch.observation({**status, "alive": False, "child_alive": False})
         return _plain(ended).model_copy(update={"meter": False})
     if row is None:
@@ -84,7 +84,7 @@ def _ended(status: Mapping[str, Any], seen: Observation, row: Row, update: dict[
 
 
 def _unended(seen: Observation, update: dict[str, Any]) -> Observation:
-    """Return the observation of an unfinished job, without the end of an earlier run."""
+    """Return the observation of an unfinished job, without the result of an earlier run."""
     return seen.model_copy(update={"exit_code": None, "signal": None, "ended_at": None, "stale": False, **update})
 
 

@@ -18,14 +18,14 @@ from gpuwarden.remote.host.node_talk import agent_source
 from gpuwarden.remote.ssh.shell_quote import quote
 
 WARNING_S: Final = 120
-"""Seconds between the warning and the end of the allocation. Slurm checks every half minute, and may warn a minute
+"""Seconds between the warning and the end of the allocation. Slurm checks every 30 seconds and may warn a minute
 early."""
 ROOM_S: Final = WARNING_S + 120
-"""Seconds added to the job's time limit for the allocation: to start, to save, and to end before Slurm's warning."""
+"""Seconds by which the allocation exceeds the job's time limit: to start, to save, and to end before the warning."""
 NO_MODULE: Final = 98
 NO_TASK: Final = 97
 TASK: Final = "GPUWARDEN_ENGINE_JOB"
-"""A variable of the batch job with its id in Slurm. For an array's last task the plain number is not unique."""
+"""The variable that contains the batch job's id in Slurm, which is unique even for an array's last task."""
 ANY_GPU: Final = frozenset({"gpu", "any"})
 
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,99}$")]
@@ -68,7 +68,7 @@ def read_options(spec: JobSpec) -> SlurmOptions:
 
 
 def asked_of(spec: JobSpec) -> Asked:
-    """Return the request to Slurm. Without `walltime_s`, it has the job's time limit plus `ROOM_S`."""
+    """Return the request to Slurm. Without `walltime_s`, its time limit is the job's time limit plus `ROOM_S`."""
     options = read_options(spec)
     walltime = options.walltime_s or (spec.timeout_s + ROOM_S if spec.timeout_s else None)
     kind, count = _gpus(spec, options)
@@ -86,7 +86,7 @@ def asked_of(spec: JobSpec) -> Asked:
 
 
 def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
-    """Return type and number of the GPUs of one machine, "" for any type."""
+    """Return the type and number of the GPUs of one machine, "" for any type."""
     if options.gres is not None:
         for part in options.gres.split(","):
             if found := re.fullmatch(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?", part):
@@ -98,7 +98,7 @@ def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
 
 
 def arguments(spec: JobSpec) -> list[str]:
-    """Return the arguments of `sbatch` for the resources and the time limit."""
+    """Return the `sbatch` arguments for the resources and the time limit."""
     options, asked = read_options(spec), asked_of(spec)
     gpus = f"gpu:{asked.gpu}:{asked.gpus}" if asked.gpu else f"gpu:{asked.gpus}"
     given = {
@@ -120,12 +120,12 @@ def arguments(spec: JobSpec) -> list[str]:
 
 
 def array_request(spec: JobSpec, attempt: int) -> object:
-    """Return the values that all tasks of an array share: the request to Slurm, the restarts, and the modules."""
+    """Return the values that must be equal for all tasks of an array: request, modules, attempt and restarts."""
     return arguments(spec), read_options(spec).modules, attempt, bool(spec.max_restarts)
 
 
 def own_arguments(spec: JobSpec, name: str, run_dir: str, *, array: bool = False) -> list[str]:
-    """Return gpuwarden's own arguments of `sbatch`: the token, the files, the warning, the restart."""
+    """Return the `sbatch` arguments for gpuwarden itself: the token, the files, the warning signal and the restarts."""
     walltime = asked_of(spec).walltime_s
     warning = min(WARNING_S, walltime // 3) if walltime else WARNING_S
     log = run_dir.replace("%", "%%") + ("/engine.%a.log" if array else "/engine.log")
@@ -141,22 +141,22 @@ def own_arguments(spec: JobSpec, name: str, run_dir: str, *, array: bool = False
 
 
 def node_files(spec: JobSpec) -> dict[str, bytes]:
-    """Return the files that a multi-node job needs in its run folder: the agent that examines each node."""
+    """Return the files that a multi-node job needs in its run folder: the agent that checks each node."""
     return {"node_agent.py": agent_source().encode()} if read_options(spec).nodes > 1 else {}
 
 
 def batch_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dir: str) -> str:
-    """Return the script that Slurm starts, and starts again after an interruption. The runner handles such a restart.
+    """Return the script that Slurm starts, and restarts after an interruption. The runner detects the restart.
 
-    `runner` is the runner's file in the run folder.
+    `runner` is the name of the runner's file in the run folder.
     """
     return _script(spec, attempt, python, [f"folder={quote(run_dir)}", f"{TASK}=$SLURM_JOB_ID"], runner)
 
 
 def array_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dirs: Sequence[str]) -> str:
-    """Return the script of an array. Each task finds its run folder by its index, in a table in the script.
+    """Return the script of an array. Each task looks up its run folder by its index in a table in the script.
 
-    The number of the last task is also the number of the whole array, so a task uses its own id, such as `12_7`.
+    The job id of the last task is also the id of the array, so a task uses an id such as `12_7`.
     """
     table = [f"{index}) folder={quote(run_dir)} ;;" for index, run_dir in enumerate(run_dirs)]
     which = ['case "$SLURM_ARRAY_TASK_ID" in', *table, f"*) exit {NO_TASK} ;;", "esac"]
@@ -164,7 +164,7 @@ def array_script(spec: JobSpec, attempt: int, python: str, runner: str, run_dirs
 
 
 def _script(spec: JobSpec, attempt: int, python: str, which: Sequence[str], runner: str) -> str:
-    # A later attempt is a restart by gpuwarden. If Slurm requeued it as often again, the limits would multiply.
+    # A later attempt is already a restart by gpuwarden: if Slurm also requeued it, the two limits would multiply.
     again = ["scontrol", "requeue", "{id}"] if spec.max_restarts and attempt == 1 else None
     request: dict[str, object] = {"attempt": attempt, "restarts": "SLURM_RESTART_COUNT", "id": TASK, "requeue": again}
     request["part"] = "SLURM_ARRAY_TASK_ID"

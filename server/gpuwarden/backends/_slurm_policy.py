@@ -1,10 +1,11 @@
 """Read the limits of Slurm's accounting: `sacctmgr show qos` and `scontrol -o show assoc_mgr`.
 
-The controller's table has the user's associations, those of their accounts up to the root, and the usage of each limit.
-It has a user's limits of a QOS only once the user has a job there, so those are read from the database.
+The controller's table lists the user's associations, those of their accounts up to the root, and the usage of each
+limit. It omits a user's limits under a QOS until the user has a job in that QOS, so these limits are read from the
+database.
 
-A limit of a QOS replaces the limit of the same name of the associations, and the queue's QOS takes precedence over the
-job's. Group limits apply at every account above the user's.
+A QOS limit replaces the association limit of the same name, and the queue's QOS takes precedence over the job's. Group
+limits apply to every account above the user's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ QOS_COLUMNS: Final = (
     "Name", "MaxWall", "MaxTRES", "MaxTRESPN", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "MaxSubmitJobsPU",
     "MaxSubmitJobsPA", "GrpJobs", "GrpSubmitJobs", "GrpTRES", "GrpTRESMins", "MaxTRESMins", "GrpWall",
 )  # fmt: skip
-"""The fields that the agent requests from `sacctmgr show qos`, with their names in `scontrol`."""
+"""The fields that the agent requests from `sacctmgr show qos`, by their names in `scontrol`."""
 _Kind = Literal["submitted", "running", "walltime", "job", "machine", "minutes", "job_minutes"]
 _KINDS: Final[dict[str, _Kind]] = {
     "MaxWall": "walltime", "MaxTRES": "job", "MaxTRESPN": "machine", "MaxTRESPU": "job", "MaxTRESPA": "job",
@@ -33,7 +34,7 @@ _SAME: Final = {
     "MaxWallPJ": "MaxWall", "MaxTRESPJ": "MaxTRES", "MaxTRESMinsPJ": "MaxTRESMins", "MaxJobs": "MaxJobsPU",
     "MaxSubmitJobs": "MaxSubmitJobsPU",
 }  # fmt: skip
-"""An association's names of limits, and the QOS limits that replace them."""
+"""The names of an association's limits, mapped to the QOS limits that replace them."""
 _UNITS: Final = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 _FIELD: Final = re.compile(r"([A-Za-z/]+)=(\S*)")
 _BLOCK: Final = re.compile(r"(\S+?)=\{([^}]*)\}")
@@ -42,7 +43,7 @@ _NUMBER: Final = re.compile(r"(\d{1,15})(?:\.\d+)?([KMGTP]?)[A-Z]?(?:\((\d{1,15}
 
 @dataclass(frozen=True)
 class Association:
-    """One row of the controller's table. `user` is "" for an account itself, `parent` the account above it."""
+    """One row of the controller's table. `user` is "" in the row of an account; `parent` is the account above it."""
 
     account: str
     user: str
@@ -61,7 +62,7 @@ class Table:
 
 
 def read_table(text: str, user: str, uid: int) -> Table | None:
-    """Parse the table of `scontrol -o show assoc_mgr`; None for a text in another form."""
+    """Parse the table of `scontrol -o show assoc_mgr`; None for a text in an unknown format."""
     if "Association Records" not in text:
         return None
     associations, qos = [], dict[str, Mapping[str, str]]()
@@ -88,7 +89,7 @@ def read_table(text: str, user: str, uid: int) -> Table | None:
 
 
 def own_accounts(table: Table) -> tuple[str, ...]:
-    """Return the accounts with which the user has an association."""
+    """Return the accounts that the user has an association with."""
     return tuple(dict.fromkeys(line(a.account, 80) for a in table.associations if a.user))
 
 
@@ -97,7 +98,7 @@ def ceilings(
 ) -> tuple[Ceiling, ...]:
     """Return the limits that apply to a job in `queue`.
 
-    `layers` are the QOS of the queue and of the job, by name, with their limits from the database.
+    `layers` contains the QOS of the queue and the QOS of the job: for each, its name and its limits from the database.
     """
     chain = _chain(table, asked.account, queue)
     account = chain[0].account if chain else asked.account
@@ -134,16 +135,16 @@ def _chain(table: Table, account: str, queue: str) -> list[Association]:
 
 
 def _of(owner: str, limits: Mapping[str, str], used: Mapping[str, str]) -> Iterator[tuple[tuple[str, str], Ceiling]]:
-    """Yield the limits of one owner by their names and resources."""
+    """Yield the limits of one owner, each with its name and resource."""
     for name, kind in _KINDS.items():
         text = limits.get(name, "")
-        counts = re.search(r"\((\d{1,15})(?:\.\d+)?\)$", used.get(name, ""))  # of `5(2)`, `N(2)` or `60(2.50)`
+        counts = re.search(r"\((\d{1,15})(?:\.\d+)?\)$", used.get(name, ""))  # the 2 in `5(2)`, `N(2)` or `60(2.50)`
         counted = int(counts[1]) if counts else 0
         if kind == "walltime":
             most = seconds(text)
             if most is not None and most < UNLIMITED:
                 yield (name, ""), Ceiling(owner=owner, kind=kind, most=most)
-        elif name == "GrpWall":  # the database has a time, the controller's table has minutes
+        elif name == "GrpWall":  # a time in the database, but minutes in the controller's table
             most = seconds(text.partition("(")[0])
             if most is not None and most < UNLIMITED:
                 yield (name, ""), Ceiling(owner=owner, kind=kind, most=most // 60, used=counted, resource="wall")
@@ -160,7 +161,7 @@ def _of(owner: str, limits: Mapping[str, str], used: Mapping[str, str]) -> Itera
 
 
 def _resources(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the limits of `cpu=6(2),mem=4G,gres/gpu:a100=N(0)`; N is none."""
+    """Yield the limits in a text such as `cpu=6(2),mem=4G,gres/gpu:a100=N(0)`, in which N means no limit."""
     for part in text.split(","):
         resource, _, value = part.partition("=")
         number = _number(value)
@@ -169,7 +170,7 @@ def _resources(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _number(text: str) -> tuple[int, int] | None:
-    """Parse a limit and its usage from `5(2)`; None if it has no limit."""
+    """Parse a limit and its usage from a text such as `5(2)`; None if there is no limit."""
     found = _NUMBER.fullmatch(text)
     return (int(int(found[1]) * _UNITS[found[2]]), int(found[3] or 0)) if found else None
 

@@ -1,8 +1,7 @@
-"""Parse Slurm's records of jobs: rows of `squeue --json` of every version since 21.08, and lines of `sacct`.
+"""Parse Slurm's records of jobs: rows from `squeue --json` in every version since 21.08, and lines from `sacct`.
 
-Between versions a state became a list with flags, a number became an object that can be unset or infinite, and an exit
-code became an object instead of a wait status. A row that can't be parsed raises BadReply, because its job may not have
-ended.
+In newer versions, a state is a list with flags, a number is an object that can be unset or infinite, and an exit code
+is an object instead of a wait status. A row that can't be parsed raises BadReply, because its job may not have ended.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from gpuwarden.core.models import Allocation
 from gpuwarden.core.sanitize import line
 
 NO_VALUE: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
-"""Values of older versions for an unset or infinite number."""
+"""The values that older versions use for an unset or infinite number."""
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"RUNNING"})
 TAKEN: Final = frozenset({"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
-"""Ends that the job did not cause: the engine preempted it, or its machine failed."""
+"""End states that the job did not cause: the engine preempted it, or its machine failed."""
 ENDED: Final = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}) | TAKEN
 QUEUED_AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _NAME = re.compile(r"(.+)-a([1-9]\d{0,3})")
@@ -43,16 +42,16 @@ class Row:
     ended_at: float | None
     allocation: Allocation
     said: str = ""
-    """The output of its batch script if the runner never started."""
+    """The output of the batch script if the runner never started."""
 
     @property
     def waits(self) -> bool:
-        """Return whether it has no machine now. The machine of a requeued job may still be in cleanup."""
+        """Return whether the job is waiting for a machine. A requeued job's old machine may still be in cleanup."""
         return self.state in WAITING or bool(self.flags & QUEUED_AGAIN and self.state not in ENDED)
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended permanently and left its machines."""
+        """Return whether the job has ended permanently and released its machines."""
         return self.state in ENDED and "COMPLETING" not in self.flags
 
 
@@ -98,13 +97,13 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
 def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
     """Parse `sacct`'s lines about these jobs. Raises BadReply for a line that can't be parsed.
 
-    `folders` has the run folder of each job. The folder must match, because other jobs may have the same name.
+    `folders` contains the run folder of each job. The folder must match, because other jobs may have the same name.
     """
     rows = []
     for text_line in filter(None, text.splitlines()):
         fields = text_line.split("|", 11)
         if len(fields) != 12:
-            raise BadReply(f"sacct wrote a line of {len(fields)} fields", "The list was ignored; try again.")
+            raise BadReply(f"sacct printed a line with {len(fields)} fields", "The list was ignored; try again.")
         stem, attempt = _named(fields[1])
         if folders.get(stem) != fields[11]:
             continue
@@ -132,7 +131,7 @@ def accounting_rows(text: str, folders: Mapping[str, str]) -> list[Row]:
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return the decisive row of each job: of its last attempt, a live row before an ended one."""
+    """Return one row for each job, from its last attempt; a live row takes precedence over an ended one."""
     return {row.stem: row for row in sorted(rows, key=lambda r: (r.attempt, not r.over, r.submitted_at, r.id))}
 
 
@@ -144,7 +143,7 @@ def _named(name: object) -> tuple[str, int]:
 
 
 def number(value: object) -> float | None:
-    """Parse a number in the form of any version; None if it is unset, infinite or invalid."""
+    """Parse a number in any version's format; None if it is unset, infinite or invalid."""
     if isinstance(value, Mapping):
         if value.get("set") is False or value.get("infinite") is True:
             return None

@@ -1,4 +1,4 @@
-"""Choose how a script starts on a machine behind SSH: with its Python, or with uv, which is uploaded if necessary."""
+"""Choose how a script is started on an SSH machine: with the machine's Python, or with uv, uploaded if necessary."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpuwarden.remote.transfer.upload import push
 from gpuwarden.static_analysis.script import read_header, start_header
 
 TOOLS: Final = ".gpuwarden"
-"""The folder of gpuwarden's own programs, in the run root."""
+"""The folder for gpuwarden's own programs, inside the run root."""
 LOOK_S: Final = 55.0
 MAX_ANSWER: Final = 8 << 20
 
 
 @dataclass(frozen=True)
 class SshStart:
-    """One machine, for one job. `tools` is the local folder with uv, None if the policy does not allow uploading it."""
+    """Starts one job on one machine. `tools` is the local folder with uv, None if the policy forbids its upload."""
 
     ssh: Ssh
     host: HostInfo
@@ -41,7 +41,7 @@ class SshStart:
     tools: Path | None
 
     async def look(self, needs: Needs) -> tuple[Readiness, str]:
-        """Return the machine's readiness and its architecture. Raises BadReply for an invalid answer."""
+        """Return the machine's readiness and its architecture. Raises BadReply for an invalid reply."""
         env = {"PATH": self.host.path, **self.place.env, **needs.env}
         request = {**request_of(needs), "env": env, "path": self.host.path}
         argv = [self.host.job_python, "-I", "-", json.dumps(request)]
@@ -56,7 +56,7 @@ class SshStart:
     async def interpreter(self, spec: JobSpec) -> Sequence[str]:
         """Return the interpreter's argument list: uv for a header with requirements, otherwise the machine's Python.
 
-        Raises BadRequest if requirements of the header are missing, and uv is neither installed nor allowed.
+        Raises BadRequest if the machine lacks requirements of the header, and uv is neither installed nor allowed.
         """
         if spec.script is None:
             return ()
@@ -73,10 +73,10 @@ class SshStart:
             return uv
         if found.uv is Uv.BROUGHT and not found.trouble:
             return (await self._bring_uv(arch), *uv_run(spec.script))
-        missing = f"the script's header requires packages or a version that {self.host.job_python} does not have: "
+        missing = f"the script's header requires packages or a version of Python that {self.host.job_python} lacks: "
         raise BadRequest(
             found.trouble or missing + ", ".join(found.unmet),
-            "Install uv or these packages there, or ask the user to set bring_uv = true under [hosts] in the policy.",
+            "Install uv or these packages, or ask the user to set bring_uv = true under [hosts] in the policy.",
         )
 
     async def _bring_uv(self, arch: str) -> str:

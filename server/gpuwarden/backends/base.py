@@ -1,15 +1,15 @@
-"""The backend protocol. All of a backend's I/O is in its module; it never touches the ledger.
+"""The backend protocol. A backend does all of its I/O in its own module, and never reads or writes the ledger.
 
 A backend's module provides `create(clock)`, annotated with the class that it returns. Methods raise `Unreachable` if no
-answer came and `BadReply` if the answer can't be parsed; neither changes the caller's last known state.
+reply arrives and `BadReply` if the reply can't be parsed; neither changes the caller's last known state.
 
 Every backend guarantees the following, and `tests/kits/contract_backend.py` checks it for each:
 
 - `submit` starts a token's attempt once, however often and from wherever it is called. The engine's own record of the
   job contains the token, so that the next call finds a job whose reply was lost.
-- `find` returns Known(None) only if the engine answered in full and has no such job.
-- `poll` requests all jobs of a target at once: one list, not one request per job.
-- An engine that is down, too old, or gives an unexpected answer results in Unknown, `Unreachable` or `BadReply`. An
+- `find` returns Known(None) only if the engine sent a complete reply that does not contain the job.
+- `poll` requests all jobs of a target in one list, not one by one.
+- If an engine is down, is too old or sends an unexpected reply, the result is Unknown, `Unreachable` or `BadReply`. An
   engine may reuse its own job ids, so every poll compares the token.
 - `logs` reads from a byte cursor. `stop` returns GONE for a job that has ended, and can be repeated safely.
 
@@ -62,12 +62,12 @@ class Backend(Protocol):
 
     name: str
     takes_inputs: bool
-    """Whether files can be put into a job's working folder before it starts."""
+    """Whether files can be copied into a job's working folder before the job starts."""
     seals: bool
     """Whether gpuwarden's sealer runs alongside the jobs and gets `GPUWARDEN_SEAL_KEY`, which the jobs don't get."""
 
     async def check(self, place: Place) -> list[Finding]:
-        """Return the problems of a target before a job is sent there."""
+        """Return the problems of a target, before a job is sent to it."""
         ...
 
     async def submit(
@@ -82,8 +82,9 @@ class Backend(Protocol):
     ) -> Handle:
         """Start the job and return immediately. Repeated calls with the same token and attempt start it once.
 
-        `inputs`, path in the working folder -> local file, are copied before the first start and never changed after
-        it. A call that ends early keeps the files that arrived; the next call continues.
+        `inputs` maps paths in the working folder to local files. They are copied before the first start and never
+        changed after it. If a call is interrupted, the files that have arrived are kept, and the next call copies the
+        other files.
         """
         ...
 
@@ -112,20 +113,21 @@ class Backend(Protocol):
         ...
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return other contents of the target: unknown processes, and new files that are not declared as outputs."""
+        """Return the target's other contents: unknown processes, and new files that are not declared outputs."""
         ...
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job's process group: signal, grace, kill. Never raises for a job that is gone.
+        """End the job's process group: signal it, wait for the grace, kill it. Never raises for a job that does not
+        exist.
 
-        Returns PENDING while the job still saves; a repeated call does not change its grace.
+        Returns PENDING while the job is still saving; a repeated call does not change the grace.
         """
         ...
 
 
 @dataclass(frozen=True)
 class HandleSource:
-    """One job's files, as a source for `remote.transfer.receive`."""
+    """One job's files, as the source for `remote.transfer.receive`."""
 
     backend: Backend
     handle: Handle
@@ -140,7 +142,7 @@ class Sealer(Backend, Protocol):
     """A backend that sends many small files as one stream, and whose machine hashes files while sending them."""
 
     def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream in the format of `remote.transfer.file_bundle`; unreadable files are left out."""
+        """Return a stream in the format of `remote.transfer.file_bundle`; unreadable files are omitted."""
         ...
 
     async def pour(
@@ -160,21 +162,21 @@ class Fetcher(Sealer, Protocol):
         """Return the manifest without digests, and the bundle of its small files, named by their number in the
         manifest.
 
-        Leaving the context discards the unread rest of the bundle.
+        Leaving the context discards the unread part of the bundle.
         """
         ...
 
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A backend that can examine checkpoints in place, so that their bytes need not travel."""
+    """A backend that can examine checkpoints on the machine, so that they need not be downloaded."""
 
     async def examine(
         self, handle: Handle, paths: Iterable[str], *, level: Level, seconds: float, against: str | None = None
     ) -> dict[str, dict[str, Any]]:
         """Return the findings of `checkpoints.archive` by output. The machine reports them; they are not verified.
 
-        `against`, like the outputs, is a path on that machine.
+        `against` is a path on that machine, like the outputs.
         """
         ...
 
@@ -193,13 +195,13 @@ class Spooling(Protocol):
     """A backend whose runner stores the reports of its jobs until they are fetched."""
 
     async def spooled(self, handle: Handle, cursors: Mapping[str, int]) -> dict[str, SpoolPiece]:
-        """Return a bounded piece of each spool file, from its cursor on."""
+        """Return a limited number of bytes of each spool file, starting at its cursor."""
         ...
 
 
 @runtime_checkable
 class Parking(Protocol):
-    """A backend whose machines can self-stop when no client connects; `Place.park` has the settings."""
+    """A backend whose machines can self-stop when no client connects; `Place.park` contains the settings."""
 
     async def arm(self, handle: Handle, attempt: int) -> None:
         """Start the self-stop timer on a machine that was restarted."""
@@ -212,7 +214,7 @@ class Parking(Protocol):
 
 @runtime_checkable
 class Keyed(Backend, Protocol):
-    """A backend whose machines prove their identity by a host key."""
+    """A backend whose machines prove their identity with a host key."""
 
     async def host_key(self, place: Place) -> HostKey:
         """Connect, and return the machine's host key. Raises `HostKeyChanged` if it differs from the pinned key."""
@@ -228,7 +230,7 @@ class Confining(Backend, Protocol):
         ...
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it could not start.
+        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it can't be started.
 
         `rehearsed`: the job's absolute paths are those of a machine in a rehearsal.
         """
@@ -242,7 +244,7 @@ class Startable(Backend, Protocol):
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
         """Return the job's requirements that the target does not meet.
 
-        Raises a `WardenError` if the target does not answer.
+        Raises a `WardenError` if the target does not respond.
         """
         ...
 
@@ -270,7 +272,7 @@ class Bounded(Backend, Protocol):
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """One job of an array, with the arguments that `submit` takes for a single job."""
+    """One job of an array, with the arguments of `submit` for a single job."""
 
     spec: JobSpec
     token: str
@@ -281,7 +283,7 @@ class ArrayTask:
 
 @runtime_checkable
 class Arrayed(Bounded, Protocol):
-    """A backend of an engine that starts many jobs as one, such as Slurm's job arrays or Kubernetes' indexed Jobs.
+    """A backend of an engine that starts many jobs in one request, such as a Slurm array or a Kubernetes Indexed Job.
 
     Every task is an ordinary job: its handle is polled, read and stopped separately, `find` finds it by its own token,
     and its interruption or its restart by the engine does not affect the other tasks. Only `submit_array` handles the
@@ -299,7 +301,7 @@ class Arrayed(Bounded, Protocol):
         must not add any. After `Unreachable` or `BadReply` the array may have been sent.
 
         Raises BadRequest, before anything is sent, if there are no tasks, if two tasks have the same token, if their
-        requests to the engine differ, or if the engine's limit of tasks is exceeded.
+        requests to the engine differ, or if there are more tasks than the engine allows.
         """
         ...
 
@@ -348,7 +350,7 @@ class SealingSource(HandleSource):
         return await self.backend.pour(self.handle, artifact, offset, take)
 
     async def digests(self, artifacts: Sequence[Artifact]) -> dict[str, str]:
-        """Return new digests from the machine for the files that did not change since the manifest."""
+        """Return newly computed digests from the machine for the files that have not changed since the manifest."""
         manifest = await self.backend.manifest(self.handle, [a.path for a in artifacts])
         now = {a.path: a for a in manifest.files}
         same = (a for a in artifacts if a.path in now and now[a.path].stamp == a.stamp)
@@ -363,7 +365,7 @@ class FetchedSource(SealingSource):
 
 
 def source(backend: Backend, handle: Handle) -> Source:
-    """Return the source of a job's files; the machine hashes while sending if the backend supports it."""
+    """Return the source of a job's files. The machine hashes files while sending them if the backend supports it."""
     return SealingSource(backend, handle) if isinstance(backend, Sealer) else HandleSource(backend, handle)
 
 

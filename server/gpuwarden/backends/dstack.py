@@ -1,12 +1,12 @@
 """Run jobs as tasks of dstack, in one project of a server: `dstack/PROJECT`.
 
 A token's run is named after the token, and its tags contain the token, the attempt and the lease. dstack has one run
-per name: applying the name of a run that has ended deletes that run's record and starts a new run. So `submit` first
-checks the name, adopts a run of its attempt or a later one, and never changes a run of that name without gpuwarden's
-tags.
+per name: applying a specification with the name of an ended run deletes that run's record and starts a new run. So
+`submit` first looks up the name. It adopts a run of the same or a later attempt, and never changes a run of that name
+that lacks gpuwarden's tags.
 
-The container and its files are deleted when the run ends. Outputs that can be listed, read and verified are on the Hub,
-addressed as for Hugging Face Jobs, under `/hub/models`, `/hub/datasets` and `/hub/buckets`.
+The container and its files are deleted when the run ends. Only outputs on the Hub can be listed, read and verified.
+They are addressed as for Hugging Face Jobs, under `/hub/models`, `/hub/datasets` and `/hub/buckets`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from gpuwarden.hub.client import HubConfig
 
 MOST_LOG: Final = 64 << 20
 MOST_PAGES: Final = 1_000
-"""Maximum pages of a log in one call, in case a server always names a next page."""
+"""Maximum pages of a log in one call, in case a server always announces another page."""
 LOOKS: Final = 3
 SAVES_S: Final = 5.0
-"""A job with a shorter grace than this is aborted, without dstack's own grace."""
+"""A job whose grace is shorter than this is aborted, without dstack's own grace."""
 
 
 def create(clock: Clock) -> DstackBackend:
@@ -78,7 +78,7 @@ class DstackBackend(HubOutputs):
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: dstack retries only while the run has no machine."""
+        """Return 1, because dstack retries only while the run has no machine."""
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
@@ -103,7 +103,7 @@ class DstackBackend(HubOutputs):
     ) -> Handle:
         """Start the run, or adopt the one with the token's name. Values of secrets are never sent."""
         if inputs:
-            raise NotSupported("a run of dstack can't receive input files", "Put them into a dataset on the Hub.")
+            raise NotSupported("a dstack run can't receive input files", "Put them into a dataset on the Hub.")
         project = project_of(place.platform)
         found = await self._ours(project, token)
         if found is None or found.attempt < attempt:
@@ -116,7 +116,7 @@ class DstackBackend(HubOutputs):
         return self._handle(place, token, project, found)
 
     async def _start(self, project: str, wanted: Mapping[str, object], token: str, attempt: int) -> Run:
-        """Start the run. After a lost answer or a refusal, check whether it exists anyway."""
+        """Start the run. After an error, check whether it was started anyway."""
         try:
             return await self._server().apply(project, wanted)
         except (Unreachable, BadReply, BadRequest) as trouble:
@@ -143,7 +143,7 @@ class DstackBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/runs/{project}/{run.id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the run of a token, None if the project has no run of its name."""
+        """Return the run of a token, None if the project has no run with the token's name."""
         try:
             project = project_of(place.platform)
             run = await self._ours(project, token)
@@ -156,7 +156,7 @@ class DstackBackend(HubOutputs):
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
         """Observe all runs of a project with one list of active runs; runs missing from it are requested one by one.
 
-        A run that can't be read is left out.
+        A run that can't be read is omitted.
         """
         rows: dict[str, Run] = {}
         if len(handles) > 1:
@@ -181,7 +181,7 @@ class DstackBackend(HubOutputs):
         return seen
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
-        """Read the log of the newest start from a byte cursor; a negative cursor counts from its current end."""
+        """Read the log of the newest submission from a byte cursor; a negative cursor counts from its current end."""
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)
         upto = cursor + limit if cursor >= 0 else MOST_LOG
@@ -189,7 +189,7 @@ class DstackBackend(HubOutputs):
         return LogChunk.cut(text, cursor, limit)
 
     async def _log(self, project: str, run: Run, upto: int) -> bytes:
-        """Return a log from its start up to at most one page after `upto`. dstack has no byte cursor."""
+        """Return a log from its first byte to at most one page after `upto`. dstack has no byte cursor."""
         text, token = bytearray(), None
         for _ in range(MOST_PAGES):
             if len(text) > upto:
@@ -207,7 +207,7 @@ class DstackBackend(HubOutputs):
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Stop the run. Returns PENDING until dstack reports that it has ended.
 
-        dstack has one grace for all runs: it signals the command, and kills it some seconds later.
+        dstack's grace is the same for all runs: it signals the command, and kills it some seconds later.
         """
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)

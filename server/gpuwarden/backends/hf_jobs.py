@@ -1,9 +1,9 @@
 """Run jobs as Hugging Face Jobs.
 
-The job's labels contain gpuwarden's token, so that it can be found after a lost reply. Its container and its files are
-deleted at its end: outputs that can be listed, read and verified are on the Hub. Repos, to which the job pushes, are
+The job's labels contain gpuwarden's token, so that the job can be found after a lost reply. Its container and files are
+deleted when it ends, so only outputs on the Hub can be listed, read and verified. Repos that the job pushes to are
 addressed as `/hub/models/OWNER/NAME` and `/hub/datasets/OWNER/NAME`. A folder of a bucket is addressed as
-`/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted there, so the job writes its output to this path.
+`/hub/buckets/OWNER/NAME/FOLDER`; the bucket is mounted at this path, so the job writes its output there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gpuwarden.hub.client import HubClient
 
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 MOST_BYTES = 2**53
-MAX_SCRIPT = 96 << 10  # one argument of a Linux process has at most 128 KiB
+MAX_SCRIPT = 96 << 10  # an argument of a Linux process can have at most 128 KiB
 _RUN = 'd=$(mktemp -d) && printf %s "$0" | base64 -d | gunzip > "$d/job.py" && exec uv run "$d/job.py" "$@"'
 _STATES = {
     "SCHEDULING": Job.QUEUED,
@@ -60,7 +60,7 @@ def create(clock: Clock) -> HfJobsBackend:
 
 
 class HfJobsBackend(HubOutputs):
-    """Jobs on the Hub's machines."""
+    """Run jobs on the Hub's machines."""
 
     name = "hf_jobs"
     takes_inputs = False
@@ -146,7 +146,7 @@ class HfJobsBackend(HubOutputs):
         return Handle(backend=self.name, token=token, run_dir=f"/jobs/{owner}/{job_id}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the newest attempt of a token, None if no job has it."""
+        """Return the newest attempt of a token, None if no job has the token."""
         try:
             async with self._hub() as hub:
                 owner = place.user or await jobs.namespace(hub)
@@ -160,7 +160,7 @@ class HfJobsBackend(HubOutputs):
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
         """Observe all jobs of a namespace with one list of live jobs; jobs missing from it are requested one by one.
 
-        A job that can't be read is left out.
+        A job that can't be read is omitted.
         """
         seen: dict[str, Observation] = {}
 
@@ -189,7 +189,7 @@ class HfJobsBackend(HubOutputs):
             for owner in dict.fromkeys(_where(handle)[0] for handle in handles):
                 group.start_soon(some, hub, owner, [h for h in handles if _where(h)[0] == owner])
         if handles and not seen:
-            raise Unreachable("the Hub returned no state of these jobs", "Try again in a moment.")
+            raise Unreachable("the Hub returned no state for any of these jobs", "Try again in a moment.")
         return seen
 
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
@@ -217,21 +217,22 @@ def script_command(spec: JobSpec) -> list[str]:
     packed = base64.b64encode(gzip.compress((spec.script or "").encode(), mtime=0)).decode()
     if len(packed) > MAX_SCRIPT:
         raise BadRequest(
-            f"the script is too long for a job's command line: {len(packed):,} bytes packed, {MAX_SCRIPT:,} fit",
+            f"the script is too long for a job's command line: {len(packed):,} bytes packed, more than {MAX_SCRIPT:,}",
             "Upload it to a repo or another URL, and run that with `uv run`.",
         )
     return ["/bin/sh", "-c", _RUN, packed, *spec.args]
 
 
 def observation(job: Mapping[str, Any]) -> Observation:
-    """Return the observation of a job's response."""
+    """Convert the Hub's description of a job to an observation."""
     stage, message = jobs.stage_of(job), jobs.message_of(job)
     exit_code = re.search(r"exit code:? (\d+)", message)
     state = _STATES[stage]
     why, reason = message or f"the Hub reports {stage}", Code.PLATFORM_REPORT
     if (address := ssh_of(job)) and stage == "RUNNING":
         why = f"{why}; ssh {address}"
-    if stage == "ERROR" and "timeout" in message.lower():  # the Hub has no stage for the time limit
+    # the Hub reports no separate stage for a job that reached its time limit
+    if stage == "ERROR" and "timeout" in message.lower():
         why = f"ended by the platform at its time limit ({message}); outputs that were not pushed are lost"
         reason = Code.TIME_LIMIT
     return Observation(

@@ -1,12 +1,12 @@
 """Run jobs as Jobs of a Kubernetes cluster, in the namespace of a context of the user's configuration.
 
 Run folders are on one claim of that namespace, because a pod's own disk is lost whenever the pod is replaced. The user
-selects the claim by the label `gpuwarden.dev/runs`. The runner is the container's command. A small pod that mounts the
-same claim provides access to the files before a job starts and after it ended. The cluster determines the state of a
-job; the runner's status describes the result of the command.
+selects the claim with the label `gpuwarden.dev/runs`. The runner is the container's command. A small pod that mounts
+the same claim provides access to the files before a job starts and after it has ended. The cluster determines the state
+of a job; the runner's status describes the result of the command.
 
-A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with the
-same request can be the indexes of one Job, an array; each is found, observed and stopped separately.
+A job's name contains the token and the attempt, and its annotations repeat the token and the run folder. Jobs with
+equal requests can be the indexes of one Indexed Job, an array; each is found, observed and stopped separately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.remote.ssh.config import Endpoint
 from gpuwarden.remote.ssh.machine import Ssh
 
-if find_spec("kubernetes") is None:  # the client itself is imported late: that takes most of a second
+# Importing the client takes most of a second, so it is imported when it is first used.
+if find_spec("kubernetes") is None:
     raise ModuleNotFoundError("No module named 'kubernetes'", name="kubernetes")
 
 STOP_S: Final = 15.0
@@ -55,7 +56,7 @@ AT_ONCE: Final = 8
 """Number of run folders of an array that are filled concurrently."""
 SHARED: Final = "ReadWriteMany"
 _CHECKED: Final = "check"
-_NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "it was stopped before it started"}
+_NOT_STARTED: Final = {"state": "canceled", "reason": "stopped", "why": "the job was stopped before it started"}
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def create(clock: Clock) -> KubernetesBackend:
 
 
 class _ClaimFiles(SshBackend):
-    """The files on a persistent volume claim, read through a pod that mounts it."""
+    """Access to the files on a persistent volume claim, through a pod that mounts the claim."""
 
     name = "kubernetes"
 
@@ -117,7 +118,7 @@ class KubernetesBackend(EngineBackend):
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: the cluster repeats a job only after an interruption."""
+        """Return 1, because the cluster restarts a job only after an interruption."""
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
@@ -134,16 +135,16 @@ class KubernetesBackend(EngineBackend):
         if SHARED in modes:
             pinned = place.model_copy(update={"host_key": claim_key(claim).line})
             found = [f for f in await self._files.check(pinned) if not f.rule.startswith("PF-GPU")]
-            return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]  # a job gets another pod
+            return [f for f in found if f.blocks or not f.rule.startswith("PF-HOST")]  # the job gets its own pod
         name, given = line(claim["metadata"]["name"], 100), line(", ".join(map(str, modes)), 100)
         said = (
-            f"the claim {name} is {given or 'of no mode'}: a job's pod and the pod for its files may be on"
+            f"the claim {name} is {given or 'without an access mode'}: a job's pod and the pod for its files may be on"
             " different nodes, and only one of them could mount it"
         )
         return [_unusable(said, f"Choose a claim that is {SHARED}.")]
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Let the cluster check this job in a dry run. The user's rights do not include reading its nodes."""
+        """Let the cluster check this job in a dry run. The user has no right to read the cluster's nodes."""
 
         def ask(api: KubeApi) -> EngineLimits:
             folder = f"{place.run_root}/gw-{_CHECKED}"
@@ -164,7 +165,7 @@ class KubernetesBackend(EngineBackend):
         return await self._there(place, ask)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements that the job's image, judged by its name, does not meet. Nodes can't be read."""
+        """Return the requirements that the job's image does not meet, according to its name. Nodes can't be read."""
         return image_readiness(needs.image, needs)
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -179,7 +180,7 @@ class KubernetesBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Create the attempt's job, or adopt gpuwarden's job with its name or its task of an array."""
+        """Create the attempt's job, or adopt an existing job with its name or the array task with its token."""
         handle = await self.handle_of(place, token)
         rows, ran = await self._started([handle], {token: attempt})
         if ran or (token in rows and rows[token].index is not None):
@@ -197,7 +198,7 @@ class KubernetesBackend(EngineBackend):
     async def submit_array(
         self, tasks: Sequence[ArrayTask], place: Place, token: str, *, at_once: int
     ) -> dict[str, Handle]:
-        """Create one Indexed Job for the tasks that were not started yet, or adopt the array of this token."""
+        """Create one Indexed Job for the tasks that have not been started, or adopt the array of this token."""
         arrays.check_array(tasks)
         handles = {task.token: await self.handle_of(place, task.token) for task in tasks}
         rows, ran = await self._started(list(handles.values()), {task.token: task.attempt for task in tasks})
@@ -218,7 +219,8 @@ class KubernetesBackend(EngineBackend):
                     api, arrays.array_manifest(fresh, token, ready[0][1], folders, claim, at_once=at_once), folders
                 )
             if job is not None:
-                _give(api, job, arrays.orders_of(job, tasks))  # an earlier call may have ended before this step
+                # an earlier call may have been interrupted before this step
+                _give(api, job, arrays.orders_of(job, tasks))
 
         await self._there(place, create_array)
         return handles
@@ -226,13 +228,13 @@ class KubernetesBackend(EngineBackend):
     async def _started(
         self, handles: Sequence[Handle], attempts: Mapping[str, int]
     ) -> tuple[dict[str, KubeRow], set[str]]:
-        """Return the cluster's rows of these attempts or later ones, and the tokens whose attempt ran."""
+        """Return the cluster's rows for these attempts or later ones, and the tokens whose attempt has already run."""
         rows, seen = await self._rows(handles), await self._look(handles)
         ran = set()
         for handle in handles:
             status, attempt = seen[handle.run_dir], attempts[handle.token]
             told = status.get("attempt") if status.get("token") == handle.token else None
-            if isinstance(told, int) and told >= attempt:  # its job may have been deleted since
+            if isinstance(told, int) and told >= attempt:  # its job may have been deleted since then
                 ran.add(handle.token)
         return {token: row for token, row in rows.items() if row.attempt >= attempts[token]}, ran
 
@@ -258,9 +260,9 @@ class KubernetesBackend(EngineBackend):
         return [ready[task.token] for task in tasks]
 
     async def _prepare(self, task: ArrayTask, place: Place) -> tuple[Handle, str]:
-        """Put a job's files into its run folder; return its handle, and the name of the runner there."""
+        """Write a job's files to its run folder. Return its handle, and the name of the runner's file there."""
         handle, ready = await self._files.stage(task.spec, place, task.token, task.inputs)
-        # The environment and the interpreters of the pod for files are not those of the job's image.
+        # The pod for files has another environment and other interpreters than the job's image.
         env = {k: v for k, v in ready.spec["env"].items() if k != "PATH" or k in task.spec.env}
         words = ready.spec["argv"]
         argv = words if task.spec.script is None else ["python3", *words[-1 - len(task.spec.args) :]]
@@ -269,7 +271,7 @@ class KubernetesBackend(EngineBackend):
         return handle, ready.runner
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token; its `place` names the claim. A job's files stay on the claim of its start."""
+        """Return the handle for a token; its `place` names the claim, on which the job's files stay."""
         key = place.host_key or await self._there(place, lambda api: claim_key(api.claim()).line)
         return await self._files.handle_of(place.model_copy(update={"host_key": key}), token)
 
@@ -281,7 +283,7 @@ class KubernetesBackend(EngineBackend):
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if h.token not in rows and seen[h.run_dir].get("state") == "running"]
-        if lost:  # a job counts as gone only if a second poll confirms it
+        if lost:  # a job counts as lost only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
         return {h.token: observation(seen[h.run_dir], _settled(rows.get(h.token), seen[h.run_dir])) for h in handles}
@@ -291,14 +293,15 @@ class KubernetesBackend(EngineBackend):
         return Known(handle.token in await self._rows([handle]))
 
     async def _rows(self, handles: Sequence[Handle]) -> dict[str, KubeRow]:
-        """Return the cluster's row of each job, by token."""
+        """Return token -> the cluster's row of the job."""
         jobs, pods = await self._there(handles[0].place, lambda api: (api.jobs(), api.pods()))
         return rows_of(jobs, pods, handles)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """Delete the job; its pods get their grace period. Returns STOPPED only if the job is confirmed gone.
+        """Delete the job; its pods get their grace period. Returns STOPPED only if the deletion is confirmed.
 
-        For a task of an array only its own pods are deleted. A waiting task is marked, so that a later pod of it ends.
+        For a task of an array, only its own pods are deleted. A waiting task is marked, so that its pod exits when it
+        starts.
         """
         row = await self._row(handle)
         if row is None or row.over:
@@ -310,9 +313,10 @@ class KubernetesBackend(EngineBackend):
                 await self._clock.sleep(LOOK_S)
                 row = await self._row(handle)
                 if row is not None and row.index is not None and row.waits:
-                    await self._record_end(handle, first.attempt)  # the pod wrote no status, or that of an interruption
+                    # The pod wrote no status, or wrote that it was interrupted.
+                    await self._record_end(handle, first.attempt)
                     row = await self._row(handle)
-            if first.index is None:  # maybe deleted before its runner wrote a status; the cluster has none
+            if first.index is None:  # the job may have been deleted before its runner wrote a status
                 status = (await self._look([handle]))[handle.run_dir]
                 if status.get("token") != handle.token or status.get("attempt") != first.attempt:
                     await self._record_end(handle, first.attempt)
@@ -326,8 +330,8 @@ class KubernetesBackend(EngineBackend):
     async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
         """Ask the cluster to terminate a job, or the pods of a task.
 
-        The cancellation is recorded first, so that a pod that starts meanwhile exits, and SIGTERM is not mistaken for
-        an interruption.
+        The cancellation is recorded first, so that a pod that starts in the meantime exits, and so that the runner does
+        not treat SIGTERM as an interruption.
         """
         if row.waits:
             await self._record_end(handle, row.attempt)
@@ -357,7 +361,7 @@ def _unusable(said: str, *cure: str | NextStep) -> Finding:
 
 
 def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
-    """Mark a waiting task's row as canceled if its run folder contains the cancellation: its pod will exit at once."""
+    """Mark a waiting task's row as canceled if its run folder records the cancellation: its pod will exit."""
     if row is None or row.index is None or not row.waits:
         return row
     whose = (status.get("token"), status.get("attempt"))
@@ -366,7 +370,7 @@ def _settled(row: KubeRow | None, status: Mapping[str, Any]) -> KubeRow | None:
 
 
 def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> dict[str, Any]:
-    """Create the job, or return the existing one. Raises Conflict if its name belongs to another tool."""
+    """Create the job, or return the existing one. Raises Conflict if another tool's job has its name."""
     name = str(body["metadata"]["name"])
     try:
         return api.create(body)
@@ -381,7 +385,7 @@ def _make(api: KubeApi, body: manifests.Manifest, handles: Sequence[Handle]) -> 
 
 
 def _give(api: KubeApi, job: Mapping[str, Any], orders: Mapping[str, str]) -> None:
-    """Create the secret of a job, unless it has one."""
+    """Create the secret of a job unless it exists."""
     if orders:
         with suppress(Conflict):
             api.create(manifests.secret_manifest(job, orders))

@@ -1,7 +1,8 @@
 """Run jobs on this machine, or in the folder of a rehearsal instance, with the runner as a subprocess.
 
-A job runs in a sandbox (`remote/sandbox`): no user files, no other processes, no terminal, no network. Its environment
-is minimal: the server's own tokens and keys never reach it unless its spec names them as secrets.
+A job runs in a sandbox (`remote/sandbox`) without access to the user's files, other processes, a terminal or the
+network. Its environment is minimal: it contains the server's own tokens and keys only if the spec names them as
+secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from gpuwarden.remote.sandbox.imports import modules_not_found
 from gpuwarden.remote.sandbox.words import Kind, words
 
 LOW_DISK = 1 << 30
-# Variables that programs need to work at all. Tokens and keys are not among them.
+# Variables that most programs need. None of them contains a token or a key.
 _NEEDED = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR TZ USER LOGNAME SHELL LD_LIBRARY_PATH CUDA_HOME CUDA_VISIBLE_DEVICES "
     "SSL_CERT_FILE SSL_CERT_DIR HF_HOME XDG_CACHE_HOME UV_CACHE_DIR"
@@ -75,23 +76,23 @@ class LocalBackend(MachineBackend):
         return boxes.Allowed(policy.network, policy.caches, policy.paths, self._hidden)
 
     async def admit(self, spec: JobSpec, *, rehearsed: bool) -> None:
-        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it could not start here."""
+        """Raise `NoSandbox` if the job would run without a sandbox, BadRequest if it can't be started here."""
         found = await anyio.to_thread.run_sync(detect)
         if found.kind is not Kind.NONE:
             _check_reach(() if rehearsed else spec.outputs, self._allowed)
         elif not self._policy().unsandboxed:
             raise NoSandbox(f"no sandbox works on this machine ({found.why}), so no job runs on it", HOW_TO_ALLOW)
-        if rehearsed:  # outside of a rehearsal, a rule reports a missing interpreter together with other findings
+        if rehearsed:  # outside a rehearsal, a rule reports a missing interpreter together with other findings
             self.interpreter(spec)
 
     async def check(self, place: Place) -> list[Finding]:
-        """Check whether run folders can be created there, and whether the disk has free space."""
+        """Check whether run folders can be created, and whether the disk has free space."""
         return await anyio.to_thread.run_sync(_check, place)
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements of a job that this machine, with this interpreter, does not meet.
+        """Return the job's requirements that this machine and this interpreter do not meet.
 
-        The job's own program runs only in the sandbox. The job's variables are used for nothing else.
+        A program that the job names is run only in the sandbox. The job's variables are passed only to that program.
         """
         found = await anyio.to_thread.run_sync(detect)
         network = self._allowed.network or found.kind is Kind.NONE
@@ -102,7 +103,7 @@ class LocalBackend(MachineBackend):
         program = shutil.which(needs.program, path=whole.get("PATH")) if needs.modules else None
         if program:
             ask = partial(modules_not_found, found, self._allowed, _run_root(place), program, needs.modules)
-            with contextlib.suppress(OSError, BadRequest):  # without an answer, no module counts as missing
+            with contextlib.suppress(OSError, BadRequest):  # without a result, no module counts as missing
                 answer["modules"] = await anyio.to_thread.run_sync(ask, env, needs.env)
         return readiness(needs, answer, network=network)
 
@@ -132,7 +133,7 @@ class LocalBackend(MachineBackend):
     async def stage(
         self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
     ) -> tuple[Handle, launch.Launch]:
-        """Put the job's files into its run folder."""
+        """Write the job's files to its run folder."""
         handle, ready = await self.prepare(spec, place, token)
         await anyio.to_thread.run_sync(_put_files, place, Path(handle.run_dir), ready.files)
         if inputs:
@@ -140,12 +141,12 @@ class LocalBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Copy the inputs into the working folder, once: after its first start, the job may have changed them."""
+        """Copy the inputs into the working folder before the first start only: later, the job may have changed them."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {})
         await anyio.to_thread.run_sync(_bring, Path(handle.run_dir), inputs)
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the argument list before the path of the job's script. Raises BadRequest if it could not start."""
+        """Return the arguments before the path of the job's script. Raises BadRequest if it can't be started."""
         words = interpreter_for(spec.script) if spec.script is not None else ()
         if words[1:] and not self._allowed.network and detect().kind is not Kind.NONE:
             raise BadRequest(
@@ -155,7 +156,7 @@ class LocalBackend(MachineBackend):
         return words
 
     def _confined(self, place: Place, run_dir: str, ready: launch.Launch) -> dict[str, Any]:
-        """Return the runner's spec, with the sandbox's command line if there is a sandbox."""
+        """Return the runner's spec, including the sandbox's command line if there is a sandbox."""
         found = detect()
         if found.kind is Kind.NONE:
             return ready.spec
@@ -176,7 +177,7 @@ class LocalBackend(MachineBackend):
         }
 
     def mapping(self, place: Place) -> dict[str, object]:
-        """Return the mapping, limited to paths that a sandboxed job may write: its output may be a symbolic link."""
+        """Return the mapping, limited to paths that a sandboxed job may write to: an output may be a symbolic link."""
         if place.root or detect().kind is Kind.NONE:
             return place.mapping
         return {**place.mapping, "within": [boxes.real(path) for path in self._allowed.paths]}
@@ -186,13 +187,13 @@ class LocalBackend(MachineBackend):
         return Handle(backend=self.name, token=token, run_dir=run_dir, place=place)
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token. Raises `Unreachable` if the instance's folder does not exist."""
+        """Return the handle for a token. Raises `Unreachable` if the instance's folder does not exist."""
         if not _present(place):
             raise Unreachable(f"the instance's folder {place.root} does not exist", do(Action.LIST_INSTANCES))
         return self._handle(place, token)
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a local file into a run folder."""
+        """Copy a local file to a run folder."""
         await anyio.to_thread.run_sync(_put_files, handle.place, Path(handle.run_dir), {name: content})
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -203,7 +204,7 @@ class LocalBackend(MachineBackend):
                 yield block
 
     async def bundle(self, handle: Handle, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Stream many small files as one tar; members are named by their number in `artifacts`."""
+        """Stream many small files as one tar archive, in which each is named by its number in `artifacts`."""
         request = {"paths": [a.path for a in artifacts], "declared": handle.declared, **self.mapping(handle.place)}
         async with aclosing(_stream(handle, "bundle", request)) as stream:
             async for block in stream:
@@ -226,7 +227,7 @@ class LocalBackend(MachineBackend):
                     size += len(block)
                     if size > MAX_REPLY:
                         raise BadReply(
-                            f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs."
+                            f"the runner's reply is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs."
                         )
             except BaseException:
                 _kill(process)
@@ -241,7 +242,7 @@ HOW_TO_ALLOW: Hint = (
 
 
 def _check_reach(outputs: Sequence[str], allowed: boxes.Allowed) -> None:
-    """Raise BadRequest for an output path that the sandbox does not let the job write or does not keep."""
+    """Raise BadRequest for an output path outside the folders that a sandboxed job can write to permanently."""
     for path in (p for p in outputs if p.startswith("/")):
         real = Path(os.path.realpath(path))
         if not any(real.is_relative_to(os.path.realpath(Path(top).expanduser())) for top in allowed.paths):
@@ -270,7 +271,7 @@ def _run_root(place: Place) -> Path:
 
 
 def _put_files(place: Place, run_dir: Path, files: Mapping[str, bytes]) -> None:
-    """Write files under content-addressed names. Never recreate the folder of an instance that is gone."""
+    """Write files under content-addressed names. The folder of an instance that was deleted is never recreated."""
     base = Path(place.root or "/")
     if not _present(place):
         raise Unreachable(f"the instance's folder {base} does not exist", do(Action.LIST_INSTANCES))
@@ -296,7 +297,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _bring(run_dir: Path, inputs: Mapping[str, Path]) -> None:
-    """Copy the inputs into the working folder, once: after its first start, the job may have changed them."""
+    """Copy the inputs into the working folder before the first start only: later, the job may have changed them."""
     if any((run_dir / sign).exists() for sign in launch.STARTED):
         return
     work, part = run_dir / "work", run_dir / "input.part"
@@ -336,7 +337,7 @@ def _check(place: Place) -> list[Finding]:
 
 
 def base_env(place: Place) -> dict[str, str]:
-    """Return the environment of the runner, and so of the job."""
+    """Return the environment of the runner, which the job inherits."""
     return {**{k: v for k, v in os.environ.items() if k in _PASSED}, **place.env}
 
 
@@ -357,13 +358,13 @@ async def _send(process: Process, request: Mapping[str, Any]) -> None:
             await process.stdin.send(json.dumps(request).encode())
             await process.stdin.aclose()
     except (anyio.BrokenResourceError, BrokenPipeError, ConnectionResetError):
-        return  # it ended early; its answer has the reason
+        return  # the runner ended early; its reply contains the reason
     except TimeoutError as error:
         raise Unreachable("the runner does not read its request", "Try again.") from error
 
 
 async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
-    """Return the next piece of output, empty at the end."""
+    """Return the next chunk of output; empty at the end of the output."""
     assert process.stdout
     try:
         with anyio.fail_after(seconds):
@@ -377,7 +378,7 @@ async def _receive(process: Process, seconds: float = SILENCE_S) -> bytes:
 
 
 def _kill(process: Process) -> None:
-    """Kill the process of a verb that is no longer awaited.
+    """Kill the process of a verb whose reply is no longer needed.
 
     Uses the pid: `Process.kill` would reap a process that has just ended, and asyncio's watcher would then warn.
     """
@@ -397,7 +398,7 @@ async def _stream(handle: Handle, verb: str, request: Mapping[str, Any]) -> Asyn
             errors = b"".join([part async for part in process.stderr])
             if await process.wait() != 0:
                 launch.raise_for(parse(errors))
-                raise BadReply(f"the runner's {verb} ended early without a reason", "Try again.")
+                raise BadReply(f"the runner's {verb} ended early without giving a reason", "Try again.")
         except BaseException:
             _kill(process)
             raise

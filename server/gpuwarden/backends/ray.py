@@ -1,13 +1,13 @@
 """Run jobs on a Ray cluster, through the Jobs API of its dashboard.
 
-The run folder is under a path that this machine and every node share. The runner is the job's entrypoint: it works on
-the node as on any machine, and its files are read here. If only a store is shared, `keep` uploads the outputs from the
-job itself. Ray determines the state of a job, with one list for all jobs. A process id of a node is meaningless here,
-so the runner's status describes the command, and Ray determines whether the job can still run.
+The run folder is on a path that this machine and every node share. The runner is the job's entrypoint: it works on the
+node as on any machine, and its files are read here. If only a store is shared, `keep` uploads the outputs from within
+the job. One request for Ray's job list returns the state of all jobs. A node's process id means nothing on this
+machine, so the runner's status describes the command, and Ray determines whether the job can still run.
 
 The submission id contains the token and the attempt, so Ray itself starts each attempt once. The job's metadata names
-its run folder. Ray does not restart a job: if its node is lost it is preempted, and the next attempt continues in the
-same folder.
+its run folder. Ray does not restart a job: if its node is lost, the job counts as preempted, and the next attempt
+continues in the same folder.
 
 | variable | meaning |
 |---|---|
@@ -57,12 +57,12 @@ def create(clock: Clock) -> RayBackend:
 
 
 class _SharedFolder(LocalBackend):
-    """The files of a cluster, on the path that it shares with this machine."""
+    """Access to a cluster's files, on the path that it shares with this machine."""
 
     name = "ray"
 
     def interpreter(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return a node's interpreter; the runtime environment provides the header's dependencies."""
+        """Return the interpreter to run on a node; the runtime environment provides the header's dependencies."""
         return (options.PYTHON,) if spec.script is not None else ()
 
     def mapping(self, place: Place) -> dict[str, object]:
@@ -82,7 +82,7 @@ class RayBackend(EngineBackend):
         self._hidden: tuple[Path, ...] = ()
 
     def files(self, place: Place) -> LocalBackend:
-        """Return the backend for the files of the shared path."""
+        """Return the backend for the files on the shared path."""
         return self._files
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
@@ -95,7 +95,7 @@ class RayBackend(EngineBackend):
         await self._allow("" if target == "local" else target)
 
     async def _allow(self, host: str, run_dir: str = "") -> None:
-        """Refuse jobs that could change the user's policy: on this machine, or with a shared home folder."""
+        """Raise `NoSandbox` for jobs that could change the user's policy: on this machine, or on its storage."""
         if self._policy().unsandboxed:
             return
         here = not host or await to_thread.run_sync(is_here, host)
@@ -114,7 +114,7 @@ class RayBackend(EngineBackend):
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: Ray never restarts a job."""
+        """Return 1, because Ray never restarts a job."""
         return 1
 
     async def check(self, place: Place) -> list[Finding]:
@@ -129,10 +129,11 @@ class RayBackend(EngineBackend):
         return read_limits(version, nodes, cluster, options.asked_of(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return requirements that the cluster certainly does not meet: a header's Python, files of the shared path.
+        """Return requirements that the cluster certainly does not meet: a header's Python version, files on the shared
+        path.
 
-        Ray creates the environment for a header's packages with its own Python, and installs them itself. The Python
-        for programs without packages, and other software of the nodes, are unknown.
+        Ray installs a header's packages into an environment that it creates with its own Python. The Python version for
+        programs without packages, and other software on the nodes, are unknown.
         """
         shared = [path for path in needs.files if path.startswith(f"{place.run_root.rstrip('/')}/")]
         gone = await to_thread.run_sync(lambda: tuple(path for path in shared if not os.path.lexists(path)))
@@ -179,7 +180,7 @@ class RayBackend(EngineBackend):
         if status == 200 and isinstance(said, dict) and isinstance(said.get("submission_id"), str):
             return handle
         listed, ident = await ask(place, "GET", JOBS), submission_id(stem, attempt, handle.run_dir)
-        if _has(rows_of(*listed, {stem: handle.run_dir}), stem, attempt):  # another call was first
+        if _has(rows_of(*listed, {stem: handle.run_dir}), stem, attempt):  # another call has submitted it
             return handle
         taken = any(row.get("submission_id") == ident for row in listed[1])
         if taken or status == 400:
@@ -192,7 +193,7 @@ class RayBackend(EngineBackend):
         if status == 400:
             raise BadRequest(f"Ray refused the job: {last_line(said)}", "Change the refused option, then submit again.")
         raise Unreachable(
-            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call checks."
+            f"Ray did not confirm the job: {last_line(said)}", "The job may have started; the next call will check."
         )
 
     # ----------------------------------------------------------------------------------------------------- observe
@@ -203,7 +204,7 @@ class RayBackend(EngineBackend):
             return {}
         rows, seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
-        if lost:  # a job counts as gone only if a second poll confirms it
+        if lost:  # a job counts as lost only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             rows, seen = {**rows, **await self._rows(lost)}, {**seen, **await self._look(lost)}
         for handle in handles:
@@ -216,7 +217,7 @@ class RayBackend(EngineBackend):
         return Known(launch.run_name(handle.token) in await self._rows([handle]))
 
     async def _rows(self, handles: Sequence[Handle]) -> dict[str, Row]:
-        """Return Ray's row of each job's last attempt, by the name that its attempts share."""
+        """Return Ray's row of each job's last attempt, by the name that all its attempts share."""
         folders = {launch.run_name(h.token): h.run_dir for h in handles}
         return rows_of(*await ask(handles[0].place, "GET", JOBS), folders)
 
@@ -229,7 +230,7 @@ class RayBackend(EngineBackend):
                     await to_thread.run_sync(_order_stop, handle, grace_s)
                     asked = await self._end(handle, row)
                 await self._clock.sleep(STOP_LOOK_S)
-            await to_thread.run_sync(_forget_secrets, handle)  # also those of a submission that never arrived
+            await to_thread.run_sync(_forget_secrets, handle)  # including those of a submission that Ray never received
             return StopResult.STOPPED if asked else StopResult.GONE
         return StopResult.PENDING
 
@@ -245,12 +246,12 @@ class RayBackend(EngineBackend):
 
 
 def _has(rows: Mapping[str, Row], stem: str, attempt: int) -> bool:
-    """Return whether Ray has this attempt or a later one, so that a late repeated call starts nothing."""
+    """Return whether Ray has this attempt or a later one, in which case a repeated call must not start it."""
     return stem in rows and rows[stem].attempt >= attempt
 
 
 def _order_stop(handle: Handle, grace_s: float) -> None:
-    """Write the grace to `stop.json` unless an earlier call did. Ray also ends the job without the file."""
+    """Write the grace to `stop.json` unless an earlier call did. Ray ends the job even without this file."""
     path = Path(handle.run_dir) / "stop.json"
     with suppress(OSError):
         if path.parent.is_dir() and not os.path.lexists(path):
@@ -260,12 +261,12 @@ def _order_stop(handle: Handle, grace_s: float) -> None:
 def _forget_secrets(handle: Handle, attempt: int | None = None) -> None:
     """Remove the secrets of one attempt, or of all, if the entrypoint never read them."""
     for path in Path(handle.run_dir).glob(options.secrets_name(attempt)):
-        with suppress(OSError):  # a job can write to its folder, for example a folder of that name
+        with suppress(OSError):  # the job can write to its run folder, so the path may be a folder
             path.unlink()
 
 
 def _same_storage(run_dir: str, hidden: Sequence[Path]) -> bool:
-    """Return whether run folders are on the storage that has gpuwarden's own files."""
+    """Return whether run folders are on the same storage as gpuwarden's own files."""
 
     def device(path: Path) -> int:
         return next(p for p in (path, *path.parents) if p.exists()).stat().st_dev

@@ -1,8 +1,8 @@
-"""Run jobs in the queue of a cluster that SkyPilot launched; the provider `sky` rents the cluster itself.
+"""Run jobs in the queue of a cluster that was launched with SkyPilot, through the provider `sky`.
 
-Files are copied over SSH, with the alias that SkyPilot's client writes. The job is in SkyPilot's queue, so that
-SkyPilot treats the cluster as busy; its command is gpuwarden's runner. A job's name in the queue contains the token and
-the attempt. Jobs are found by that name, never by SkyPilot's number.
+Files are copied over SSH, with the alias that SkyPilot's client writes to the SSH configuration. The job is put into
+SkyPilot's queue so that SkyPilot treats the cluster as busy; the job's command is gpuwarden's runner. A job's name in
+the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
 
 SkyPilot determines the state of a job; the runner's status describes the result of the command. The cluster is still
 billed after the job ends.
@@ -61,7 +61,7 @@ def create(clock: Clock) -> SkyBackend:
 
 
 class SkyBackend(SshBackend):
-    """Run jobs in the queues of SkyPilot's clusters."""
+    """Run jobs in the queues of SkyPilot clusters."""
 
     name = "sky"
 
@@ -70,12 +70,12 @@ class SkyBackend(SshBackend):
         self._sky = sky or SkyClient()
 
     def settle(self, spec: JobSpec) -> JobSpec:
-        """Return the spec, for a managed job with `sky-jobs/`. Raises BadRequest for an unknown option."""
+        """Return the spec, with the platform `sky-jobs/` for a managed job. Raises BadRequest for an unknown option."""
         managed = read_options(spec.options).managed
         return spec.model_copy(update={"platform": spec.platform.replace("sky/", "sky-jobs/", 1)}) if managed else spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: SkyPilot never restarts a job of a cluster's queue."""
+        """Return 1, because SkyPilot never restarts a job in a cluster's queue."""
         return 1
 
     # ------------------------------------------------------------------------------------------------------ launch
@@ -90,7 +90,7 @@ class SkyBackend(SshBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Put the attempt into the cluster's queue, or adopt the job with its name.
+        """Add the attempt to the cluster's queue, or adopt the job with its name.
 
         Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
         """
@@ -125,7 +125,7 @@ class SkyBackend(SshBackend):
     # ----------------------------------------------------------------------------------------------------- observe
 
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
-        """Observe all jobs of a cluster with one poll of its queue, and one of their run folders."""
+        """Observe all jobs of a cluster with one poll of its queue and one poll of their run folders."""
         if not handles:
             return {}
         queue, seen = await self._queue(handles[0].place), await self._look(handles)
@@ -150,7 +150,7 @@ class SkyBackend(SshBackend):
         return LogChunk.cut(raw, cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job. The runner ends a running job with its grace first; SkyPilot's cancel ends a waiting one."""
+        """End the job. The runner stops a running job, with its grace; SkyPilot cancels a job that is not running."""
         row = await self._row(handle)
         if row is not None and row.over:
             return StopResult.GONE
@@ -174,7 +174,7 @@ class SkyBackend(SshBackend):
 
 
 def _cluster(place: Place) -> str:
-    """Return the cluster's name, which is its alias too."""
+    """Return the cluster's name, which is also its SSH alias."""
     return place.instance_id or place.host or ""
 
 
@@ -184,7 +184,7 @@ def _named(name: str | None) -> tuple[str, int]:
 
 
 def _rows(queue: JobQueue) -> dict[str, Row]:
-    """Return the decisive row of each job: the first submitted one of its last attempt."""
+    """Return one row for each job: the first one submitted for its last attempt."""
     rows = {}
     for job in sorted(queue.rows, key=lambda job: -job.id):
         stem, attempt = _named(job.name)

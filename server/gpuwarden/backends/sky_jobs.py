@@ -1,12 +1,13 @@
 """Run jobs as managed jobs of SkyPilot: `sky-jobs/INFRA`, or `sky/INFRA` with `options: {managed: true}`.
 
 SkyPilot's jobs controller rents a machine for the job, rents another one if the machine is preempted, and terminates it
-with the job. gpuwarden can't connect to these machines: the only sources are the controller's queue and the job's log,
-and outputs must go to an artifact store while the job runs. The job's command contains gpuwarden's runner, which
-uploads the outputs. The command ends, and the machine with it, once all outputs are in the store.
+when the job ends. gpuwarden can't connect to these machines: it only reads the controller's queue and the job's log,
+and outputs must be uploaded to an artifact store while the job runs. The job's command contains gpuwarden's runner,
+which uploads the outputs. Once all outputs are in the store, the command exits and the machine is terminated.
 
 A job's name in the queue contains the token and the attempt. Jobs are found by that name, never by SkyPilot's number.
-On another machine the command starts in an empty folder: it resumes only if its script loads a checkpoint.
+On a new machine, the command starts in an empty folder: it resumes only if its script loads a checkpoint from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ class SkyJobsBackend:
         return spec.model_copy(update={"options": {k: v for k, v in spec.options.items() if k != "managed"}})
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return how often the controller may start the command; interruptions are counted separately.
+        """Return how many times the controller may start the command; restarts after interruptions are counted
+        separately.
 
-        The controller has no limit; gpuwarden cancels a job that was started more often.
+        The controller itself has no limit; gpuwarden cancels a job that was started more often.
         """
         return 1 if spec.interruptible else 1 + spec.max_restarts
 
@@ -111,7 +113,7 @@ class SkyJobsBackend:
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt's managed job, or adopt the job with its name or of a later attempt.
+        """Submit the attempt's managed job, or adopt the job with its name or the job of a later attempt.
 
         Secrets are passed as SkyPilot's task secrets: SkyPilot masks them, and its API server stores them.
         """
@@ -123,7 +125,7 @@ class SkyJobsBackend:
         last = max(numbers, default=0)
         if 0 < last < attempt and (before := _observed(queue, stem)).state in {Job.QUEUED, Job.RUNNING}:
             raise Conflict(
-                f"attempt {before.attempt} of the managed job {stem} has not ended", "Try again once it ends."
+                f"attempt {before.attempt} of the managed job {stem} has not ended", "Try again after it has ended."
             )
         if last <= attempt:  # the helper adopts a job of the same name, and cancels duplicates
             await self._sky.ask(
@@ -140,7 +142,7 @@ class SkyJobsBackend:
         return Handle(backend=self.name, token=token, run_dir=f"/managed/{stem_of(place, token)}", place=place)
 
     async def find(self, place: Place, token: str) -> Answer[Handle | None]:
-        """Return the job of a token if the controller lists it or a submit of it is in progress."""
+        """Return the job of a token if the controller lists it or SkyPilot is submitting it."""
         stem = stem_of(place, token)
         try:
             queue = await self._queue(stem)
@@ -161,7 +163,7 @@ class SkyJobsBackend:
     async def logs(self, handle: Handle, cursor: int = 0, limit: int = 65_536) -> LogChunk:
         """Read the log of the newest start from a byte cursor; a negative cursor counts from its current end.
 
-        The log is empty while the job has no machine: SkyPilot answers only once it has one.
+        The log is empty while the job has no machine, because SkyPilot does not return a log until there is one.
         """
         job = newest(await self._queue(_stem(handle)), _stem(handle))
         waits = job is None or STATES.get(job.status, (Job.UNKNOWN,))[0] is Job.QUEUED
@@ -171,8 +173,8 @@ class SkyJobsBackend:
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Cancel the job. Returns PENDING until the controller reports that the job and its machine have ended.
 
-        Returns GONE if it had ended before or the queue no longer lists it; the provider reports whether its machine
-        is billed.
+        Returns GONE if the job had already ended or the queue no longer lists it; the provider reports whether its
+        machine is billed.
         """
         stem = _stem(handle)
         queue = await self._queue(stem)
@@ -210,7 +212,7 @@ class SkyJobsBackend:
         yield b""
 
     async def disclose(self, handle: Handle) -> Disclosure:
-        """Return an empty disclosure: the machine is rented for this job, and ends with it."""
+        """Return an empty disclosure: the machine is rented for this job, and terminated when it ends."""
         return Disclosure()
 
 
@@ -219,19 +221,19 @@ def _stem(handle: Handle) -> str:
 
 
 def _of(stem: str, name: str) -> tuple[int, ...]:
-    """Return a tuple with the attempt number in a job's name; empty for the name of another job."""
+    """Return a tuple of the attempt number in a job's name; an empty tuple for the name of another job."""
     found, attempt = named(name)
     return (attempt,) if found == stem else ()
 
 
 def newest(queue: ManagedQueue, stem: str) -> ManagedJob | None:
-    """Return the first submitted job of the last attempt; later ones are duplicates."""
+    """Return the first job that was submitted for the last attempt; later ones are duplicates."""
     ours = [(-number, row.id, row) for row in queue.rows for number in _of(stem, row.name)]
     return min(ours)[2] if ours else None
 
 
 def _observed(queue: ManagedQueue, stem: str) -> Observation:
-    """Return the observation of a job that is queued, is being submitted, or was refused."""
+    """Return the observation of a job that is queued, is being submitted, or was rejected."""
     job = newest(queue, stem)
     sent = [number for name in queue.sent for number in _of(stem, name)]
     if sent and (job is None or max(sent) > named(job.name)[1]):

@@ -1,13 +1,14 @@
 """Run jobs as batch jobs of Slurm, on a cluster that is reached over SSH or whose login node is this machine.
 
 The run folder is on a file system that the login node and the compute nodes share. The runner is the batch script: it
-works in the allocation as on any machine, and its files are read on the login node. Slurm decides the state of a job:
-one list of the queue, completed from accounting for the jobs that have left it. A process id of another node is
-meaningless here, so the runner's status describes the command, and Slurm determines whether the job can still run.
+works in the allocation as on any machine, and its files are read on the login node. The state of a job comes from
+Slurm's queue, which is listed once for all jobs, or from accounting if the job has left the queue. The process id of a
+command on another node can't be checked here, so the runner's status describes the command, and Slurm determines
+whether the job can still run.
 
 A job's name in Slurm contains the token and the attempt. Jobs are found by that name, never by Slurm's number. The
-tasks of a job array share one name, so each run folder names the array, and the array's folder has the table of its
-tasks.
+tasks of a job array share one name, so each task's run folder names the array, and the array's folder contains the list
+of its tasks.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from gpuwarden.remote.host.any_python import ANY_PYTHON, python_command
 from gpuwarden.remote.ssh.host_keys import HostKey
 
 ASK_S: Final = 150.0
-"""Time limit of the agent; each of Slurm's commands has its own, shorter limit."""
+"""Time limit of the agent; each Slurm command has its own, shorter limit."""
 STOP_S: Final = 15.0
 SECOND_LOOK_S: Final = 2.0
 _LOADER: Final = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'slurm_agent.py', 'exec'))"
@@ -61,7 +62,7 @@ def create(clock: Clock) -> SlurmBackend:
 
 
 class _LoginNode(LocalBackend):
-    """The files of a cluster whose login node is this machine. Its jobs do not run in this machine's sandbox."""
+    """Access to the files of a cluster whose login node is this machine. Its jobs do not run in the sandbox."""
 
     name = "slurm"
 
@@ -71,7 +72,7 @@ class _LoginNode(LocalBackend):
 
 
 class _FarLoginNode(SshBackend):
-    """The files of a cluster behind SSH."""
+    """Access to the files of a cluster over SSH."""
 
     name = "slurm"
 
@@ -106,8 +107,8 @@ class SlurmBackend(EngineBackend):
         """
         if spec.platform.partition("/")[2] == "local" and not self._policy().unsandboxed:
             raise NoSandbox(
-                "jobs of this machine's own Slurm run without a sandbox and can write its home folder, gpuwarden's"
-                " files included",
+                "jobs of this machine's own Slurm run without a sandbox and can write to its home folder, including"
+                " gpuwarden's files",
                 (
                     "Run gpuwarden on another machine and name the cluster as slurm/HOST.",
                     do(Action.ALLOW_LOCAL, "to allow these jobs", alternative=True),
@@ -120,7 +121,7 @@ class SlurmBackend(EngineBackend):
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
-        """Return 1: Slurm repeats a job only after an interruption."""
+        """Return 1, because Slurm restarts a job only after an interruption."""
         return 1
 
     async def host_key(self, place: Place) -> HostKey:
@@ -134,7 +135,7 @@ class SlurmBackend(EngineBackend):
         return await self._here.check(place)
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        """Request the cluster's limits and its own check of this job."""
+        """Request the cluster's limits, and Slurm's own check of this job."""
         found = await self._ask(place, "limits", args=options.arguments(spec))
         return read_limits(found, options.asked_of(spec))
 
@@ -143,7 +144,7 @@ class SlurmBackend(EngineBackend):
 
         A missing command may still exist on the compute nodes, through modules or local disks.
         """
-        wanted = replace(needs, gpu=False)  # `limits` asks for the GPUs of the partitions
+        wanted = replace(needs, gpu=False)  # `limits` checks the GPUs of the partitions
         found = await self.files(place).readiness(place, wanted) if wanted.any else Readiness()
         network = found.network or not place.host  # its jobs do not run in this machine's sandbox
         return replace(found, where="on the login node", network=network)
@@ -160,7 +161,7 @@ class SlurmBackend(EngineBackend):
         attempt: int = 1,
         inputs: Mapping[str, Path] | None = None,
     ) -> Handle:
-        """Submit the attempt, or adopt the job with its name. Secrets are only in the environment of `sbatch`."""
+        """Submit the attempt, or adopt the job with its name. Secrets are passed in `sbatch`'s environment."""
         near = self.files(place)
         handle, ready = await near.stage(spec, place, token, inputs)
         order = {"spec": ready.spec, "token": token, "attempt": attempt}
@@ -223,13 +224,13 @@ class SlurmBackend(EngineBackend):
     async def poll(self, handles: Sequence[Handle]) -> dict[str, Observation]:
         """Observe all jobs of a target with one list from Slurm and one poll of their run folders.
 
-        While accounting is down, jobs whose state only accounting has are left out.
+        While accounting is down, jobs that are only in accounting are omitted.
         """
         if not handles:
             return {}
         (rows, blind), seen = await self._rows(handles), await self._look(handles)
         lost = [h for h in handles if launch.run_name(h.token) not in rows and unfinished(seen[h.run_dir])]
-        if lost:  # a job counts as gone only if a second poll confirms it
+        if lost:  # a job counts as lost only if a second poll confirms it
             await self._clock.sleep(SECOND_LOOK_S)
             again, blind = await self._rows(lost)
             rows, seen = {**rows, **again}, {**seen, **await self._look(lost)}
@@ -238,15 +239,15 @@ class SlurmBackend(EngineBackend):
         return {h.token: observation(seen[h.run_dir], rows.get(launch.run_name(h.token))) for h in told}
 
     async def listed(self, handle: Handle) -> Answer[bool]:
-        """Return whether Slurm lists the job; unknown if accounting is down or a submit of it is in progress."""
+        """Return whether Slurm lists the job; Unknown if accounting is down or the job is being submitted."""
         (rows, blind), name = await self._rows([handle]), launch.run_name(handle.token)
         return Unknown(blind[name]) if name in blind else Known(name in rows)
 
     async def _rows(self, handles: Sequence[Handle]) -> tuple[dict[str, Row], dict[str, str]]:
-        """Return Slurm's newest row of each job by the name that its attempts share.
+        """Return Slurm's newest row of each job, by the name that all its attempts share.
 
-        Also return, for each job without a row, why this is inconclusive: accounting does not answer, or a submit,
-        whose caller may be dead, is still in progress.
+        Also return, for each job that may exist although it has no row, the reason: accounting does not respond, or the
+        job is being submitted, possibly by a process that has since died.
         """
         folders = {launch.run_name(h.token): h.run_dir for h in handles}
         reply = await self._ask(handles[0].place, "jobs", folders=folders)
@@ -263,13 +264,13 @@ class SlurmBackend(EngineBackend):
             blind = dict.fromkeys(folders.keys() - rows, why)
         sending = reply.get("sending")
         on_its_way = {stem for stem in sending if stem in folders} if isinstance(sending, list) else set()
-        blind |= dict.fromkeys(on_its_way - rows.keys(), "a submit of this job is in progress")
+        blind |= dict.fromkeys(on_its_way - rows.keys(), "this job is being submitted")
         said = reply.get("said")
         words = {k: line(v, 300) for k, v in said.items() if v} if isinstance(said, dict) else {}
         return {stem: replace(row, said=words.get(stem, "")) for stem, row in rows.items()}, blind
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
-        """End the job: cancel a waiting job at once, signal a running one and cancel it after its grace."""
+        """End the job: cancel a waiting job immediately; signal a running one, and cancel it after its grace."""
         reply = await self._ask(
             handle.place,
             "stop",
@@ -294,7 +295,7 @@ class SlurmBackend(EngineBackend):
         return sys.executable or shutil.which("python3") or "python3"
 
     async def _ask(self, place: Place, verb: str, **request: Any) -> dict[str, Any]:
-        """Run one verb of the agent on the host that has Slurm's commands, and return its answer."""
+        """Run one verb of the agent on the host that has Slurm's commands, and return its reply."""
         env = {"PATH": (await self._far.host_info(place)).path, **place.env} if place.host else place.env
         sent = json.dumps({"verb": verb, "env": env, **request}).encode()
         source = _agent()
@@ -312,10 +313,11 @@ class SlurmBackend(EngineBackend):
             raise BadRequest(f"Slurm refused the job: {said}", "Change the refused option, then submit again.")
         if reply.get("code") == "io_error":
             raise BadRequest(
-                f"the login node refused: {said}", "Free space or fix the permissions there, then try again."
+                f"file access failed on the login node: {said}",
+                "Free space or fix the permissions there, then try again.",
             )
         raise Unreachable(
-            f"Slurm does not answer: {said}", "The request may have been carried out; the next call checks."
+            f"Slurm does not answer: {said}", "The request may have been carried out; the next call will check."
         )
 
     async def _run(self, place: Place, argv: list[str], stdin: bytes) -> bytes:

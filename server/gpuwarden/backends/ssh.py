@@ -98,7 +98,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- probe
 
     async def check(self, place: Place) -> list[Finding]:
-        """Probe a new machine: its host key, and its fitness for a job. Takes seconds, at most a minute."""
+        """Check the host key of a new machine, and whether the machine is fit for a job. Takes a minute at most."""
         try:
             with anyio.fail_after(CHECK_S):
                 key = await self.host_key(place)
@@ -114,7 +114,7 @@ class SshBackend(MachineBackend):
         if place.host_key or not key.first_contact:
             return [_host(Severity.INFO, f"{place.host} has the known host key {key.fingerprint}", ""), *fitness]
         message = (
-            f"first contact with {place.host}: its host key {key.fingerprint} is trusted from now on, and no other"
+            f"this is the first connection to {place.host}: from now on, only its host key {key.fingerprint} is trusted"
         )
         compare = "Compare it with the provider's console if the key is shown there."
         return [_host(Severity.INFO, message, compare), *fitness]
@@ -147,11 +147,11 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- start
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
-        """Set the policy that can allow uploading uv to machines, and the local folder that stores it."""
+        """Set the policy that can allow uploading uv to machines, and the local folder that contains uv."""
         self._policy, self._tools = policy, tools
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
-        """Return the requirements of a job that the machine, with its interpreter for scripts, does not meet."""
+        """Return the job's requirements that the machine and its interpreter for scripts do not meet."""
         return (await (await self._start(place)).look(needs))[0]
 
     async def _start(self, place: Place) -> SshStart:
@@ -178,7 +178,7 @@ class SshBackend(MachineBackend):
         return handle.model_copy(update={"supervisor": launch.supervisor(reply)})
 
     async def prepare(self, spec: JobSpec, place: Place, token: str) -> tuple[Handle, launch.Launch]:
-        """Return the job's handle and files. The launch has the environment of the machine's own shell."""
+        """Return the job's handle and files. The job's PATH is that of the machine's own shell."""
         handle = await self.handle_of(place, token)
         host = await self.host_info(place)
         ready = launch.prepare(spec, place, handle.run_dir, await (await self._start(place)).interpreter(spec))
@@ -187,7 +187,7 @@ class SshBackend(MachineBackend):
     async def stage(
         self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None
     ) -> tuple[Handle, launch.Launch]:
-        """Put the job's files into its run folder."""
+        """Upload the job's files to its run folder."""
         handle, ready = await self.prepare(spec, place, token)
         for name, content in ready.files.items():
             await self.put_file(handle, name, content)
@@ -196,7 +196,7 @@ class SshBackend(MachineBackend):
         return handle, ready
 
     async def bring(self, handle: Handle, inputs: Mapping[str, Path]) -> None:
-        """Upload the inputs, once: after its first start, the job may have changed them."""
+        """Upload the inputs before the first start only: later, the job may have changed them."""
         machine, host = await self._at(handle.place), await self.host_info(handle.place)
         signs = [f"{handle.run_dir}/{sign}" for sign in launch.STARTED]
         if (await machine.ssh.run(["/bin/sh", "-c", _ANY, "sh", *signs], timeout_s=PUT_S)).code != 0:
@@ -204,7 +204,7 @@ class SshBackend(MachineBackend):
             await put(machine.ssh, f"{handle.run_dir}/{launch.INPUTS_HERE}", b"whole\n")
 
     async def handle_of(self, place: Place, token: str) -> Handle:
-        """Return the handle of a token, with the host key pinned."""
+        """Return the handle for a token, with the host key pinned."""
         key = await self.host_key(place)
         host = await self.host_info(place)
         run_dir = f"{_run_root(place, host)}/{launch.run_name(token)}"
@@ -215,7 +215,7 @@ class SshBackend(MachineBackend):
     # ------------------------------------------------------------------------------------------------------- files
 
     async def put_file(self, handle: Handle, name: str, content: bytes) -> None:
-        """Put a local file into a run folder."""
+        """Upload a local file to a run folder."""
         await put((await self._at(handle.place)).ssh, f"{handle.run_dir}/{name}", content)
 
     async def read(self, handle: Handle, artifact: Artifact, offset: int = 0) -> AsyncIterator[bytes]:
@@ -256,7 +256,7 @@ class SshBackend(MachineBackend):
             yield listed, bundle()
 
     async def _stream(self, handle: Handle, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Stream a verb's raw output; a missing runner is uploaded again."""
+        """Stream a verb's raw output. If the runner is missing, upload it again."""
         for _ in range(2):
             machine, argv = await self._verb(handle.place, verb, handle.run_dir)
             try:
@@ -296,9 +296,9 @@ class SshBackend(MachineBackend):
     async def ask_lines(
         self, place: Place, verb: str, run_dir: str | None, request: Mapping[str, Any], *, silence_s: float
     ) -> list[dict[str, Any]]:
-        """Run one verb there and return its lines."""
+        """Run one verb on the machine and return its lines."""
         if verb == "poll":
-            with suppress(Unreachable, BadReply):  # sent later as a single call
+            with suppress(Unreachable, BadReply):  # on failure, the request is sent below as a single call
                 return [parse(await self._ask_server(place, request, silence_s))]
         near = run_dir or next(iter(request.get("dirs") or []), None)
         for last in (False, True):
@@ -317,7 +317,7 @@ class SshBackend(MachineBackend):
         raise AssertionError("unreachable")
 
     async def _ask_server(self, place: Place, request: Mapping[str, Any], timeout_s: float) -> bytes:
-        """Poll through the runner process that stays running for polls; start it if necessary."""
+        """Poll through the runner process that is kept running for polls; start it if necessary."""
         near = next(iter(request.get("dirs") or []), None)
         machine, argv = await self._verb(place, "serve", None, near)
         if machine.polls is None or machine.polls.argv != tuple(argv):
@@ -331,7 +331,7 @@ class SshBackend(MachineBackend):
     ) -> tuple[_Machine, list[str]]:
         """Return the machine, and the argument list that runs a verb of the shared runner.
 
-        On a machine that was not probed yet, the command itself finds a Python.
+        On a machine that has not been probed, the command itself finds a Python.
         """
         machine = await self._at(place)
         runner = await self._runner_path(place, near or run_dir)
@@ -349,7 +349,7 @@ class SshBackend(MachineBackend):
     # --------------------------------------------------------------------------------------------------- connections
 
     async def _at(self, place: Place) -> _Machine:
-        """Return the machine of a target, with one connection for all its jobs, pinned to the target's host key."""
+        """Return the machine of a target. All its jobs share one connection, pinned to the target's host key."""
         if not place.host:
             raise BadRequest(
                 f"the target on {place.platform} has no host to connect to", "Check that the instance has booted."
@@ -364,18 +364,18 @@ class SshBackend(MachineBackend):
         return machine
 
     async def reach(self, place: Place) -> Ssh:
-        """Return the SSH client of a machine, not connected yet."""
+        """Return the SSH client for a machine, without connecting."""
         endpoint = await anyio.to_thread.run_sync(
             lambda: resolve(place.host or "", port=place.port, user=place.user, config=self._config)
         )
         return Ssh(endpoint, config=self._config)
 
     async def command(self, place: Place, argv: Sequence[str], stdin: bytes, *, timeout_s: float) -> bytes:
-        """Run a command there and return its output, regardless of its exit code."""
+        """Run a command on the machine and return its output, regardless of the exit code."""
         return (await (await self._at(place)).ssh.run(argv, stdin=stdin, timeout_s=timeout_s, limit=MAX_REPLY)).out
 
     async def host_info(self, place: Place) -> HostInfo:
-        """Return the facts that the machine reports, requested once."""
+        """Return the facts that the machine reports. They are requested only once."""
         machine = await self._at(place)
         if machine.host is None:
             machine.host = await probe_host(machine.ssh)
@@ -409,7 +409,7 @@ def _no_runner() -> BadReply:
 
 
 async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float, until: bytes = b"") -> None:
-    """Read a stream to its end, or up to the piece in which `until` ends."""
+    """Read a stream to its end, or up to the chunk that completes `until`."""
     try:
         while not until or until not in out:
             with anyio.fail_after(silence_s):
@@ -418,7 +418,7 @@ async def _gather(stream: AsyncIterator[bytes], out: bytearray, silence_s: float
                 return
             out += chunk
             if len(out) > MAX_REPLY:
-                raise BadReply(f"the runner's answer is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
+                raise BadReply(f"the runner's reply is longer than {MAX_REPLY:,} bytes", "Declare narrower outputs.")
     except TimeoutError as error:
         raise Unreachable(
             f"the runner sent nothing for {silence_s:.0f} s", "Try again; the request may have been carried out."
@@ -434,6 +434,6 @@ def _raise_for(failed: CommandFailed) -> None:
         raise no_python() from failed
     if failed.exit_code in {126, 127}:
         raise NotFound(
-            "the machine's Python no longer exists", "Check whether the image or its environment was changed."
+            "the machine's Python no longer exists", "Check whether the image or its Python environment was changed."
         ) from failed
     raise failed

@@ -1,7 +1,7 @@
 """Compare a model's config with its tensors, based on a small table of architecture families. Standard library only.
 
-The table has transformers' tensor names and shapes for the most fine-tuned families. `build_child.py` uses transformers
-itself, for every architecture of the installed version.
+The table has transformers' tensor names and shapes for the families that are fine-tuned most often. `build_child.py`
+uses transformers itself, so it supports every architecture of the installed version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.file_model import Tensor, role, short, some
 
 _Shapes = Dict[str, str]  # noqa: UP006
 
-# Symbol -> its keys in the configs of different families.
+# Maps each symbol to the config keys that different families use for it.
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "V": ("vocab_size",),
     "H": ("hidden_size", "n_embd", "dim"),
@@ -36,7 +36,7 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class _Family:
-    """The tensors of an architecture: per model, per layer, and optional. Shapes are symbols."""
+    """An architecture's tensors: `once` occur once, `each` in each layer, `may` are optional. Shapes are symbols."""
 
     prefixes: Tuple[str, ...]  # noqa: UP006
     layers: str
@@ -44,12 +44,12 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # The class has a default head size, so it can't be computed if the config has none.
+    # The model class has a default head size, so a missing head size can't be computed from the other numbers.
     own_head: bool = False
 
 
 def _affine(shapes: _Shapes) -> _Shapes:
-    """Return the weights and biases of linear layers and norms, from the weights' shapes."""
+    """Return the names and shapes of weights and biases of linear layers and norms, given the weights' shapes."""
     made = {f"{name}.weight": shape for name, shape in shapes.items()}
     made.update({f"{name}.bias": shape.split()[0] for name, shape in shapes.items()})
     return made
@@ -79,7 +79,7 @@ _BERT_LAYER = {
     "attention.self.query": "H H", "attention.self.key": "H H", "attention.self.value": "H H",
     "attention.output.dense": "H H", "intermediate.dense": "I H", "output.dense": "H I",
 }  # fmt: skip
-# LayerNorms are optional: old files call their parts gamma and beta.
+# LayerNorms are optional, because old files name their parameters gamma and beta.
 _BERT_NORMS = _affine({"attention.output.LayerNorm": "H", "output.LayerNorm": "H"})
 _BERT_ENDS = {"embeddings.word_embeddings.weight": "V H", "embeddings.position_embeddings.weight": "P H"}
 
@@ -129,7 +129,7 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass
 class Agreement:
-    """The result of comparing a config with tensors. `unproved` lists the checks that were not possible."""
+    """The result of comparing a config with tensors. `unproved` lists the checks that could not be made."""
 
     proved: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -148,7 +148,7 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     _types(tensors, said)
     if family is None:
         what = f"of the architecture {short(kind, 40)}" if isinstance(kind, str) else "of an architecture"
-        said.unproved.append(f"whether the tensors are those {what}; level load checks it with transformers")
+        said.unproved.append(f"whether the tensors are those {what}; use level load to check it with transformers")
         return said
     prefix = next((p for p in family.prefixes if any(n.startswith(p + family.layers) for n in tensors)), None)
     numbers = _numbers(config, family)
@@ -169,12 +169,12 @@ def agree(config: dict[str, Any], tensors: dict[str, Tensor]) -> Agreement:
     if odd:
         said.problems.append(f"the shapes of {len(odd):,} tensors differ from config.json: {some(odd)}")
     if not said.problems and not said.doubts:
-        said.proved.append(f"the {len(wanted):,} tensors that config.json describes exist, with its shapes")
+        said.proved.append(f"the {len(wanted):,} tensors that config.json describes exist and have the expected shapes")
     return said
 
 
 def quantized(config: dict[str, Any]) -> bool:
-    """Return true if the config describes packed weights, whose names and shapes the quantizer defines."""
+    """Return true if the config describes quantized weights, whose names and shapes depend on the quantizer."""
     return any(config.get(key) for key in _QUANTIZED)
 
 
@@ -204,7 +204,7 @@ def _numbers(config: dict[str, Any], family: _Family) -> dict[str, int | None]:
 
 
 def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None:
-    """Return the numbers of a shape such as "2*I H"; None if one is unknown."""
+    """Return the dimensions of a shape such as "2*I H"; None if one of them is unknown."""
     made = []
     for part in shape.split():
         times, symbol = part.split("*") if "*" in part else ("1", part)
@@ -218,16 +218,16 @@ def _sizes(shape: str, numbers: dict[str, int | None]) -> tuple[int, ...] | None
 def _expected(
     config: dict[str, Any], family: _Family, numbers: dict[str, int | None], said: Agreement
 ) -> tuple[_Shapes, _Shapes]:
-    """Return the shapes of the required tensors and of the optional ones."""
+    """Return the shapes of the required tensors and of the optional tensors, by name."""
     layers = numbers["L"]
     if layers is None or layers > _MOST_LAYERS:
-        said.unproved.append("the number of layers: config.json does not state it")
+        said.unproved.append("the number of layers, because config.json does not specify it")
         layers = 0
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
     wanted: _Shapes = dict(family.once)
     may: _Shapes = {}
-    # Tied weights are stored once. If the config does not state it, the class's default applies, which is unknown here.
+    # Tied weights are stored once. Without `tie_word_embeddings`, the class's default applies, which is unknown here.
     untied = config.get("tie_word_embeddings") is False and name.endswith(("ForCausalLM", "LMHeadModel"))
     (wanted if untied else may).update(family.head)
     for i in range(layers):
@@ -237,17 +237,17 @@ def _expected(
 
 
 def _layers(tensors: dict[str, Tensor], stem: str, layers: int | None, config: dict[str, Any], said: Agreement) -> None:
-    """Report layers beyond those that the config describes."""
+    """Report layers whose number is higher than the config allows."""
     numbered = re.compile(re.escape(stem) + r"(\d{1,6})\.")
     found = {int(m.group(1)) for m in map(numbered.match, tensors) if m}
     more = config.get("num_nextn_predict_layers")
     beyond = [n for n in found if layers and n >= layers + (more if type(more) is int else 0)]
     if beyond:
-        said.problems.append(f"has layers up to number {max(beyond)}, but config.json has {layers} layers")
+        said.problems.append(f"has layers up to number {max(beyond)}, but config.json specifies {layers} layers")
 
 
 def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
-    """Report tensors of one role whose type differs between layers."""
+    """Report tensors with the same role in different layers but with different data types."""
     roles: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, t in tensors.items():
         if t.dtype in _FLOATS:
@@ -256,25 +256,25 @@ def _types(tensors: dict[str, Tensor], said: Agreement) -> None:
         if len(types) > 1:
             rare = min(types, key=lambda dtype: len(types[dtype]))
             said.doubts.append(
-                f"{some(types[rare])} of type {rare}, in the other layers "
-                f"{some(d for d in types if d != rare)}: parts of two saves, or a manual conversion"
+                f"{some(types[rare])} has type {rare}; in other layers, the type is "
+                f"{some(d for d in types if d != rare)}: the tensors are from two saves, or were converted manually"
             )
             return
 
 
 def tokens(tokenizer: Any) -> int | None:
-    """Return the highest token number of a parsed tokenizer.json plus one; None if it has no tokens."""
+    """Return one more than the highest token id in a parsed tokenizer.json; None if it has no tokens."""
     if not isinstance(tokenizer, dict):
         return None
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    # Unigram's vocabulary is a list of tokens and scores.
+    # The vocabulary of a Unigram model is a list of tokens with their scores.
     found = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values()) if isinstance(vocab, dict) else []
     found += [t.get("id") for t in added if isinstance(t, dict)] if isinstance(added, list) else []
     return max((n for n in found if type(n) is int), default=-1) + 1 or None
 
 
 def embedded(tensors: dict[str, Tensor]) -> int | None:
-    """Return the number of tokens with an embedding in the model; None if unknown."""
+    """Return the number of tokens that have an embedding in the model; None if unknown."""
     rows = [t.shape[0] for n, t in tensors.items() if n.endswith(_EMBEDDINGS) and len(t.shape) == 2]
     return max(rows, default=None)

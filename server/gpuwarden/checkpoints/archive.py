@@ -1,12 +1,12 @@
-"""Pack the standard-library part into one archive, which Python 3.8 or newer can run on the machine with the files.
+"""Pack the modules that need only the standard library into one archive, which any Python from 3.8 on can run.
 
     python3 gpuwarden-checkpoints.pyz examine PATH... [--structure] [--log FILE]    one line of findings per path
     python3 gpuwarden-checkpoints.pyz manifest PATH...                               one line of manifest per path
     python3 gpuwarden-checkpoints.pyz seal PATH... [--log FILE] [--quiet 30] [--every 10] [--once|--attached] [--keyed]
 
-Large files are checked without a transfer. Answers are bounded JSON, with the worst files first. With `--load` or
-`--resume`, whole files are also loaded, in a separate process; with `--against`, they are compared. The runner starts
-`seal` alongside a job, and `examine` on request.
+It runs on the machine that stores the files, so large files are checked without a transfer. The output is JSON of
+limited size, with the worst files first. With `--load` or `--resume`, undamaged files are also loaded, in a separate
+process; with `--against`, they are compared. The runner starts `seal` alongside a job, and `examine` on request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory, lowest_priority
 
-# Not in the archive: these need more than the standard library, or never run on the machine.
+# These modules are not in the archive: they need other packages, or never run on the machine.
 _HOME = {"verify.py", "save_helper.py", "build.py", "build_child.py"}
 _CORE = ("__init__.py", "contract.py", "errors.py", "evidence.py", "guidance.py", "registry.py")
 _ROWS = 1_000
@@ -45,7 +45,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """Return the zipapp. It is reproducible, so that its digest can name it."""
+    """Return the zipapp. Its bytes are reproducible, because its file name contains their digest."""
     package = Path(__file__).resolve().parent.parent
     files = [package / "__init__.py", *(package / "core" / n for n in _CORE)]
     files += [p for p in sorted((package / "checkpoints").rglob("*.py")) if p.name not in _HOME]
@@ -70,18 +70,20 @@ def main(argv: list[str] | None = None) -> int:
     ask.add_argument("verb", choices=("examine", "manifest", "seal"))
     ask.add_argument("paths", type=Path, nargs="+")
     ask.add_argument("--structure", action="store_true", help="read only headers, not the bytes")
-    ask.add_argument("--load", action="store_true", help="also load whole files")
-    ask.add_argument("--resume", action="store_true", help="same as --load; the needs of a resume are always reported")
+    ask.add_argument("--load", action="store_true", help="also load undamaged files")
+    ask.add_argument("--resume", action="store_true", help="same as --load; what a resume needs is always reported")
     ask.add_argument("--against", type=Path, help="an earlier checkpoint, an adapter's base or a GGUF file's source")
     ask.add_argument("--threads", type=int, default=2)
     ask.add_argument("--seconds", type=float, default=86_400.0, help="maximum duration of an examination")
     ask.add_argument("--log", type=Path, help="the seal log: read by examine, written by seal")
-    ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a seal")
+    ask.add_argument("--quiet", type=float, default=30.0, help="seconds without a change before a file is sealed")
     ask.add_argument("--every", type=float, default=10.0, help="seconds between two examinations")
-    ask.add_argument("--once", action="store_true", help="wait the quiet time once, then exit")
+    ask.add_argument("--once", action="store_true", help="wait --quiet seconds once, then exit")
     ask.add_argument("--attached", action="store_true", help="at the end of stdin, examine once more and exit")
-    ask.add_argument("--parts", action="store_true", help="also seal the digests of large files' upload parts")
-    ask.add_argument("--keyed", action="store_true", help="the first line of stdin is the key that signs lines")
+    ask.add_argument("--parts", action="store_true", help="also record the digests of the upload parts of large files")
+    ask.add_argument(
+        "--keyed", action="store_true", help="sign the lines of the log with a key, the first line of stdin"
+    )
     args = ask.parse_args(argv)
     if args.verb == "seal":
         return _seal(args)
@@ -104,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    """Examine one path; load and compare it as requested. Return the findings, bounded, the worst files first."""
+    """Examine one path; load and compare it if requested. Return at most `_ROWS` files, the worst first."""
     sealed = seal_log.seals_below(args.log, path) if args.log else {}
     found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
@@ -112,9 +114,9 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
         environment = args.log.parent / "work/.venv/bin/python" if args.log else ""
         load(found, good, budget=budget, child=child_with_torch(str(environment)))
     compared = None
-    wanted = args.against and comparable(found)  # some outputs have no model, such as a log
+    wanted = args.against and comparable(found)  # Some outputs contain no model, such as a log.
     if wanted and not args.against.exists():
-        compared = Compared(doubts=["that path does not exist on the machine"])
+        compared = Compared(doubts=["the path to compare with does not exist on the machine"])
     elif wanted:
         try:
             other = examine(args.against, Ask(False, budget=budget, open=_counted(budget)))
@@ -134,7 +136,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:
-    """Return an opener of files whose reads are charged to the budget."""
+    """Return a function that opens files and charges their reads to the budget."""
 
     def opened(path: Path, name: str) -> Source:
         source = Source(path, name)
@@ -151,14 +153,14 @@ def _bounded(fields: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _seal(args: argparse.Namespace) -> int:
-    """Seal finished files under the paths: twice with `--once`, until stdin ends with `--attached`, else forever."""
+    """Seal finished files under the paths: twice with `--once`, until stdin ends with `--attached`, or forever."""
     lowest_priority()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS
     digests += (manifest.PARTS,) if args.parts else ()
     key = bytearray()
     if args.keyed:
         hide_memory()
-        # Byte by byte, so that later input remains unread.
+        # Read one byte at a time, so that the input after the key stays unread.
         while len(key) < _MAX_KEY and (byte := os.read(0, 1)) not in (b"", b"\n"):
             key += byte
     sealers = [Sealer(path, args.quiet, digests, log=args.log, key=bytes(key)) for path in args.paths]
@@ -168,7 +170,7 @@ def _seal(args: argparse.Namespace) -> int:
             time.sleep(args.every)
         else:
             readable, _, _ = select.select([0], [], [], args.every)
-            if readable and not os.read(0, 4096):  # the job has ended: no process writes any more
+            if readable and not os.read(0, 4096):  # At the end of stdin, the job has ended and no longer writes files.
                 for sealer in sealers:
                     sealer.quiet_s = 0.0
                 _announce(sealers)

@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause
 
 
 class ByteCount:
-    """Progress in bytes: read so far, and in total. Several threads may add to it."""
+    """Progress in bytes: the number read so far, and the total. Several threads may update it."""
 
     def __init__(self, report: Callable[[int, int | None], None]) -> None:
         self._report = report
@@ -28,7 +28,7 @@ class ByteCount:
             self._report(self._done, total)
 
     def expect(self, size: int) -> None:
-        """Add to the total of bytes to read."""
+        """Add to the total number of bytes to read."""
         with self._lock:
             self._total = (self._total or 0) + size
             self._report(self._done, self._total)
@@ -36,7 +36,7 @@ class ByteCount:
 
 @dataclass
 class Budget:
-    """Limits on seconds since creation, bytes read, and folder entries. Threads may share a budget."""
+    """Limits on the time since the budget was created, the bytes read, and the folder entries. Threads may share it."""
 
     seconds: float
     bytes: int
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def spent(self) -> str:
-        """Return the limit that was reached, as a sentence; "" if none was."""
+        """Return a sentence about the limit that was reached; "" if none was."""
         if self.now() >= self._end:
             return f"the time limit of {self.seconds:,.0f} s is reached"
         if self._read >= self.bytes:
@@ -68,4 +68,4 @@ class Budget:
         with self._lock:
             self._read += count
         if self.spent:
-            raise Doubtful(f"was not read to its end: {self.spent}", Cause.LIMIT)
+            raise Doubtful(f"was not read completely: {self.spent}", Cause.LIMIT)

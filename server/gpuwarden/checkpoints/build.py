@@ -1,7 +1,7 @@
 """Build the architecture that a config describes, without weights, and compare it with the tensors in its folder.
 
-The child is `build_child.py`; it gets the parsed config and the tensors' names and shapes, but no path. If it can't
-build an architecture, this check remains open, and the other checks decide the verdict.
+The child process runs `build_child.py`; it gets the parsed config and the tensors' names and shapes, but no path. If it
+can't build an architecture, this check is reported as unproved, and the verdict depends on the other checks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST = 200
 
 
 def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
-    """Add to each model's judgement whether transformers can build it from these tensors."""
+    """Add to each model's judgement whether transformers can build the model from these tensors."""
     tasks: dict[str, list[Judgement]] = {}
     for found in founds:
         _tasks(found, tasks)
@@ -46,7 +46,7 @@ def build(founds: Sequence[Findings], budget: Budget | None = None) -> None:
 
 
 def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
-    """Add the child's tasks, each with its judgements: checkpoints of one run share a task."""
+    """Add the models that the child process builds. Models with equal configs, names and shapes share one task."""
     folders = {f.rel: f for f in found.tree.folders} if found.tree else {}
     for judgement in found.judgements:
         folder = folders.get(judgement.path)
@@ -64,16 +64,16 @@ def _tasks(found: Findings, tasks: dict[str, list[Judgement]]) -> None:
 
 
 def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
-    """Add the child's answer about one model to its judgement."""
+    """Add the child's result for one model to the model's judgement."""
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # The answer decides the points that the table left open.
+    # The result replaces the checks that the table of families could not make.
     judgement.unproved.clear()
     for what, sentence in (
-        ("missing", "tensors that the architecture needs are missing"),
-        ("wrong", "tensors have other shapes than the architecture"),
-        ("beyond", "tensors are of layers that the architecture does not have"),
+        ("missing", "tensors that the architecture requires are missing"),
+        ("wrong", "tensors have shapes that differ from the architecture"),
+        ("beyond", "tensors belong to layers that the architecture does not have"),
     ):
         if answer[what]:
             judgement.problems.append(f"{answer[f'{what}_count']:,} {sentence}: {some(answer[what])}")

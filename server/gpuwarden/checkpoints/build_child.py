@@ -1,8 +1,8 @@
 """Build architectures in a child process: read the task as JSON on stdin, print one JSON line per model on stdout.
 
 The installed transformers builds each model without weights, on torch's `meta` device, and matches the names and shapes
-of the tensors as its own loader does. The child opens no model files, runs no code from repositories, and uses neither
-the network nor other programs.
+of the tensors as it does when it loads a model. The child process opens no model files, runs no code from repositories,
+and uses neither the network nor other programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from gpuwarden.checkpoints.file_model import role
 from gpuwarden.checkpoints.load_child import limit_memory
 
-# These keys let a config choose code, or repositories to load it from.
+# With these keys, a config could select code, or a repository from which code is loaded.
 _LEFT_OUT = (
     "auto_map", "quantization_config", "_name_or_path", "name_or_path", "attn_implementation", "_attn_implementation",
     "_attn_implementation_internal", "experts_implementation", "_experts_implementation", "custom_pipelines",
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 def main() -> None:
-    """Build every model of the task. An error in one config does not stop the others."""
+    """Build every model of the task. An error in one config does not prevent the other models from being built."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(task["memory"]))
@@ -36,7 +36,7 @@ def main() -> None:
             answer = compare(model["config"], model["tensors"])
         except ImportError as why:
             answer = {"unable": f"{why.name} is not installed"}
-        except Exception as why:  # a config that transformers can't use
+        except Exception as why:  # transformers can't use the config
             answer = {"unable": " ".join(f"{type(why).__name__}: {why}".split())[:200]}
         print(json.dumps(answer), file=out, flush=True)
 
@@ -47,8 +47,8 @@ def _forbid(event: str, _: Any) -> None:
 
 
 def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
-    """Return the missing tensors, the unexpected ones, and those with other shapes than the architecture."""
-    # The working folder is empty, so no cache of this machine is read.
+    """Return the missing tensors, the unexpected tensors, and those whose shapes differ from the architecture."""
+    # The working directory is empty; as the cache folder, it keeps the libraries from reading this machine's caches.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch
@@ -69,7 +69,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     built, info = loaded
     wrong = [f"{n} {list(ours)}, not {list(theirs)}" for n, ours, theirs in info["mismatched_keys"]]
     unexpected = set(info["unexpected_keys"])
-    # The loader renames tensors before it matches them.
+    # The loader renames tensors before it matches them, so names are compared by role.
     roles = {role(n) for n in (*state, *built.state_dict()) if n not in unexpected}
     beyond = {n for n in unexpected if role(n) in roles}
     found = {
@@ -84,7 +84,7 @@ def compare(config: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
 
 
 def harmless(value: Any) -> Any:
-    """Return a config without the keys that choose code, at any depth."""
+    """Return a config without the keys that select code, at any depth."""
     if isinstance(value, dict):
         return {k: harmless(v) for k, v in value.items() if k not in _LEFT_OUT}
     return [harmless(v) for v in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """Compare a checkpoint with an earlier one, with the base of an adapter, or with the source of a GGUF file.
 
-Two checkpoints of one run have the same tensors, but the later one has a later step and other weights. No tensor is
-loaded: tensors are compared as bytes, up to the first difference.
+Two checkpoints of one run must have the same tensors; the later one must have a higher step and different weights. No
+tensor is loaded: the bytes of two tensors are compared up to the first difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 _MODEL = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".gguf", ".distcp")
 _NOT_MODEL = ("optim", "scheduler", "rng_state", "training_args", "scaler")
-# Buffers that converters omit: they are computed, not learned.
+# Buffers that converters omit, because they are computed and not learned.
 _DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "inv_freq", "position_ids")
 _PIECE = 1 << 20
 
@@ -46,7 +46,7 @@ class _Held:
     open: Callable[[Path, str], Source]
 
     def same_bytes(self, other: _Held) -> bool:
-        """Return whether two tensors have equal bytes. Raises Doubtful for compressed ones."""
+        """Return whether two tensors have equal bytes. Raises Doubtful if one of them is compressed."""
         if self.tensor.extent != other.tensor.extent:
             return False
         if self.tensor.start < 0 or other.tensor.start < 0:
@@ -81,7 +81,7 @@ def comparable(found: Findings) -> bool:
 
 
 def _held(found: Findings) -> dict[str, _Held]:
-    """Return a model's tensors by name; for several checkpoints of a run, those of the newest."""
+    """Return a model's tensors by name; if there are several checkpoints of a run, those of the newest one."""
     several = len({j.path for j in found.judgements if j.checkpoint and j.step is not None}) > 1
     last = found.newest() if several else None
     newest = last.path if last else ""
@@ -101,12 +101,12 @@ def _is_adapter(held: dict[str, _Held]) -> bool:
 
 
 def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
-    """Compare with an earlier checkpoint of the run: a later step, the same tensors, and other weights."""
+    """Compare with an earlier checkpoint of the run: require a higher step, the same tensors, and different weights."""
     step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
     if step is None or last is None:
         said.doubts.append("the step of at least one of the two is unknown")
     elif step <= last:
-        said.problems.append(f"is at step {step}, but the earlier one is at step {last}")
+        said.problems.append(f"is at step {step}, but the earlier checkpoint is at step {last}")
     else:
         said.proved.append(f"the step went from {last} to {step}")
         _progress(now, before, said)
@@ -114,8 +114,8 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
     differences = {
         "lacks tensors of the other checkpoint": [n for n in old if n not in new],
         "has tensors that are not in the other checkpoint": [n for n in new if n not in old],
-        "has tensors of another shape": [n for n, a, b in both if a.shape != b.shape],
-        "has tensors of another type": [n for n, a, b in both if a.dtype != b.dtype],
+        "has tensors with a different shape": [n for n, a, b in both if a.shape != b.shape],
+        "has tensors with a different data type": [n for n, a, b in both if a.dtype != b.dtype],
     }
     if any(differences.values()):
         said.problems += [f"{what}: {some(names)}" for what, names in differences.items() if names]
@@ -134,7 +134,7 @@ def _same_run(now: Findings, new: dict[str, _Held], before: Findings, old: dict[
 
 
 def _progress(now: Findings, before: Findings, said: Compared) -> None:
-    """Check that the optimizer and the scheduler saved with the weights have advanced too."""
+    """Check that the steps of the optimizer and the scheduler have advanced as well."""
     places = []
     for found in (now, before):
         newest = found.newest()
@@ -157,23 +157,23 @@ def _onto_base(new: dict[str, _Held], base: dict[str, _Held], said: Compared) ->
             said.problems.append(f"has a scalar instead of a matrix for {module}")
         elif set(ab) == {"A", "B"}:
             rows, columns = ab["B"].shape[0], ab["A"].shape[-1]
-            if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # some layers store it transposed
+            if target.tensor.shape not in {(rows, columns), (columns, rows)}:  # Some layers store it transposed.
                 said.problems.append(f"does not fit {name} of shape {target.tensor.shape}")
         if len(said.problems) > 5:
             return
     if found and not said.problems:
-        said.proved.append(f"all {len(found):,} adapted modules are in the base, with the right dimensions")
+        said.proved.append(f"all {len(found):,} adapted modules exist in the base and have matching dimensions")
 
 
 def _without(prefix: str, name: str) -> str:
-    """Return the name without a prefix, like `str.removeprefix` of Python 3.9."""
+    """Return the name without the prefix. `str.removeprefix` needs Python 3.9."""
     return name[len(prefix) :] if name.startswith(prefix) else name  # noqa: FURB188
 
 
 def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], said: Compared) -> None:
-    """Compare a GGUF file with its source: the numbers of the config, and the tensors.
+    """Compare a GGUF file with its source: the dimensions in the config, and the tensors.
 
-    Shapes are compared regardless of names: converters rename tensors, transpose some, and stack experts.
+    Shapes are compared without names, because converters rename tensors, transpose some, and stack experts.
     """
     meta: dict[str, Any] = next((e.anatomy.meta for e in now.entries.values() if e.format == "gguf" and e.anatomy), {})
     entry = before["config.json"]
@@ -205,13 +205,13 @@ def _conversion(now: Findings, new: dict[str, _Held], before: Findings, old: dic
     )
     lost, extra = source_shapes - shapes, shapes - source_shapes
     if not lost:
-        said.proved.append(f"{sum(source_shapes.values()):,} tensors with the same shapes as in the source")
+        said.proved.append(f"{sum(source_shapes.values()):,} tensors have the same shapes as in the source")
         if extra:
-            said.warnings.append(f"has tensors that the source lacks, of shapes {some(extra)}")
+            said.warnings.append(f"has tensors that the source lacks, with the shapes {some(extra)}")
     elif any(len(s) > 1 for s in lost) and _elements(new) >= _elements(old):
         said.warnings.append(f"tensors were merged or duplicated: {some(lost)} became {some(extra)}")
     else:
-        said.problems.append(f"its tensors differ from the source's: lost {some(lost)}; new {some(extra) or 'none'}")
+        said.problems.append(f"its tensors differ from the source's: missing {some(lost)}; new {some(extra) or 'none'}")
 
 
 def _elements(held: dict[str, _Held]) -> int:

@@ -1,8 +1,8 @@
 """Compare a GGUF file's tensors and tokenizer with its source model.
 
-The gguf library's own table maps the names. Some rows of each tensor are dequantised and compared with the source's:
-the error must not exceed that of the quantisation itself. A converter reorders the rows of llama's queries and keys for
-another form of rotation, and adds one to gemma's norms.
+The gguf library's own table maps the names. Some rows of each tensor are dequantised and compared with the source; the
+error must not exceed that of the quantisation itself. A converter reorders the rows of llama's query and key matrices,
+because llama.cpp implements rotary embeddings differently, and adds one to gemma's norms.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from gpuwarden.checkpoints.file_model import Tensor, some
 from gpuwarden.checkpoints.safe_file import Source
 
 _ROWS = 8
-_WHOLE = 4 << 20  # bytes of a source tensor that is compared in full
+_WHOLE = 4 << 20  # A source tensor of at most this many bytes is compared in full.
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HEADS = re.compile(r"\.(q|k)_proj\.(weight|bias)$")
-# Model types of sources, by the architecture names that the converter gives them.
+# Maps a source's model type to the architecture name that the converter writes.
 _ALIASES = {
     "mistral": "llama", "mixtral": "llama", "smollm": "llama", "gpt_neox": "gptneox", "phi": "phi2",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "cohere": "command-r", "stablelm": "stablelm", "gpt_bigcode": "starcoder", "phi3": "phi3",
 }  # fmt: skip
-# Architectures whose conversion is fully known: there, any mismatch is an error.
+# Architectures whose conversion is fully known, so that any mismatch is a problem.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
-# Allowed relative error of types that the library can't write: twice the error for normally distributed weights.
+# Allowed relative error of types to which the library can't quantise: twice the error of normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # times the error of the library's own quantisation; weighted quantisation has a larger error
+_MORE = 1.6  # times the library's own quantisation error, because weighted quantisation has a larger one
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
 def without_shared(new: Mapping[str, Stored], old: Mapping[str, Stored], config: Mapping[str, Any]) -> set[str]:
-    """Return the source's output layer if it was omitted because it shares the embeddings."""
+    """Return the name of the source's output layer if it was omitted because it equals the embeddings."""
     head = next((n for n in old if n.endswith("lm_head.weight")), "")
     table = next((old[n] for n in old if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
     if not head or "output.weight" in new or table is None:
@@ -71,7 +71,7 @@ class Converted:
 
 
 def architecture(meta: Mapping[str, Any], config: Mapping[str, Any]) -> Converted:
-    """Compare the architecture with the source's kind of model."""
+    """Compare the architecture with the source's model type."""
     said = Converted()
     ours, theirs = str(meta.get("general.architecture", "")), config.get("model_type")
     if not isinstance(theirs, str):
@@ -102,7 +102,7 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
     for added in content.get("added_tokens") or []:
         if isinstance(added, dict) and type(added.get("id")) is int:
             theirs[added["id"]] = added.get("content")
-    # A converter fills gaps in the numbering.
+    # Skip token ids that the source does not use, because a converter fills them.
     both = [(i, mine, theirs[i]) for i, mine in enumerate(tokens["first"]) if i in theirs]
     other = [f"{i} is {mine!r}, not {his!r}" for i, mine, his in both if mine != his]
     if other:
@@ -111,14 +111,14 @@ def tokenizer(meta: Mapping[str, Any], content: Any) -> Converted:
         said.proved.append(f"its first {len(both):,} tokens equal those of the source's tokenizer")
     merges, own = meta.get("tokenizer.ggml.merges"), model.get("merges")
     if isinstance(merges, dict) and isinstance(own, list) and merges["count"] != len(own):
-        said.problems.append(f"has {merges['count']:,} merges of tokens; the source's tokenizer has {len(own):,}")
+        said.problems.append(f"has {merges['count']:,} merges; the source's tokenizer has {len(own):,}")
     return said
 
 
 def tensors(
     meta: Mapping[str, Any], config: Mapping[str, Any], new: Mapping[str, Stored], old: Mapping[str, Stored]
 ) -> Converted:
-    """Compare names and values. If most names are unknown, only add a warning."""
+    """Compare names and values of tensors. If most names are unknown, only add a warning."""
     said = Converted()
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "numpy")):
         said.warnings.append("the values were not compared: install the gguf library (gpuwarden[gguf])")
@@ -164,7 +164,7 @@ class _Comparison:
         self.unturned: list[str] = []
 
     def names(self, old: Mapping[str, Stored], blocks: int) -> dict[str, tuple[str, int]]:
-        """Return source name -> (name here, number of the expert) for the known names."""
+        """Map each known source name to the name in the GGUF file and the number of the expert."""
         kinds = {name: arch for arch, name in self.gguf.MODEL_ARCH_NAMES.items()}
         if self.kind not in kinds or not 0 < blocks < 10_000:
             return {}
@@ -202,7 +202,7 @@ class _Comparison:
         self.settle(name, ours.tensor.dtype, errors)
 
     def settle(self, name: str, dtype: str, errors: dict[str, tuple[float, float]]) -> None:
-        """Record whether the expected form of the source matches, or another form, or none."""
+        """Record whether the expected form of the source matches, a different form, or no form."""
         fits = {label for label, (error, most) in errors.items() if error <= most}
         expected = "turned" if "turned" in errors and self.kind in _PERMUTED else "plain"
         if expected in fits or (fits and self.kind not in _UNDERSTOOD) or fits == {"plus one"}:
@@ -217,7 +217,7 @@ class _Comparison:
             self.unsure.append(name)
 
     def candidates(self, name: str, theirs: Stored, rows: Any, *, turned: bool) -> dict[str, Any]:
-        """Return the forms into which a converter may bring these rows of the source."""
+        """Return the values that a converter may write for these rows of the source, by the name of the conversion."""
         np = self.numpy
         if turned:
             return {"plain": np.ascontiguousarray(self.rows(theirs, np.arange(theirs.tensor.shape[0]))[:, rows].T)}
@@ -243,7 +243,7 @@ class _Comparison:
         return found
 
     def rows(self, held: Stored, rows: Any) -> Any:
-        """Return rows of a plain tensor as 32-bit floats."""
+        """Return rows of an unquantised tensor as 32-bit floats."""
         np, t = self.numpy, held.tensor
         count, width = _matrix(t)
         codes = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": "<u2"}
@@ -256,7 +256,7 @@ class _Comparison:
         return (values.astype("u4") << 16).view("f4") if t.dtype == "BF16" else values.astype("f4")
 
     def dequantised(self, held: Stored, rows: Any) -> Any:
-        """Return rows of a tensor of the GGUF file as 32-bit floats."""
+        """Return dequantised rows of a tensor in the GGUF file."""
         np, t = self.numpy, held.tensor
         size = t.extent // max(_matrix(t)[0], 1)
         with held.open(held.path, "") as source:
@@ -266,7 +266,7 @@ class _Comparison:
         ).reshape(len(rows), -1)
 
     def error(self, got: Any, source: Any, kind: Any) -> tuple[float, float]:
-        """Return the relative error, and the maximum error that the type explains."""
+        """Return the relative error, and the maximum error that the type can cause."""
         np, quants = self.numpy, self.gguf.quants
         if got.shape != source.shape:
             return float("inf"), 0.0
@@ -284,14 +284,14 @@ class _Comparison:
         return (error if error == error else float("inf")), most
 
     def conclude(self) -> None:
-        """Add the findings about all tensors to `said`."""
+        """Add the results for all tensors to `said`."""
         if self.wrong:
             self.said.problems.append(
                 f"the values of {len(self.wrong):,} tensors differ from the source: {some(self.wrong)}"
             )
         if self.unturned:
             self.said.problems.append(
-                f"{len(self.unturned):,} tensors have the rows of heads in another order than {self.kind} needs: "
+                f"{len(self.unturned):,} tensors have attention rows in a different order than {self.kind} needs: "
                 f"{some(self.unturned)}"
             )
         if self.unsure:
@@ -300,11 +300,11 @@ class _Comparison:
             )
         if self.count:
             errors = ", ".join(f"{kind} {error:.2%}" for kind, error in sorted(self.worst.items()))
-            self.said.proved.append(f"{self.count:,} tensors have the source's values; the largest errors: {errors}")
+            self.said.proved.append(f"{self.count:,} tensors match the source; the largest errors are {errors}")
 
 
 def _matrix(t: Tensor) -> tuple[int, int]:
-    """Return rows and columns. A vector is one row; dimensions of size one are ignored."""
+    """Return the numbers of rows and columns. A vector is one row; dimensions of size one are ignored."""
     shape = [d for d in t.shape if d != 1]
     width = shape[-1] if shape else 1
     return t.numel // max(width, 1), width

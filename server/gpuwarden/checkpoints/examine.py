@@ -1,6 +1,6 @@
 """Examine the structure and the content of a file or a folder. Standard library only, so that it runs on any machine.
 
-`verify.verify` calls `examine` locally; `archive.py` runs it on the machine with the files.
+`verify.verify` calls `examine` locally; `archive.py` runs it on the machine that stores the files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.core.evidence import Cause
 
 NO_SEAL = "whether the bytes are those that were saved: no digest was recorded"
 _SHA256 = re.compile("[0-9a-f]{64}")
-# The exceptions that untrusted data may cause in a reader.
+# Exceptions that a reader may raise for untrusted data.
 GAVE_UP = (
     MemoryError, RuntimeError, OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, EOFError,
     struct.error,
@@ -58,7 +58,7 @@ def examine(path: Path, ask: Ask) -> Findings:
             unreadable.refute(str(why), why.cause)
         except Doubtful as why:
             unreadable.doubt(str(why), why.cause)
-    # A link that the caller names is followed. Links inside a folder may be hostile.
+    # `path` itself may be a link, because the caller chose it. Links inside a folder may be hostile.
     real = Path(os.path.realpath(path))
     ask.expect(real.stat().st_size if real.is_file() else 0)
     entry = look(real, path.name, ask)
@@ -72,7 +72,7 @@ def examine(path: Path, ask: Ask) -> Findings:
 
 
 def examine_tree(tree: Tree, ask: Ask) -> Findings:
-    """Examine every file of a tree, then let the layouts judge its folders."""
+    """Examine every file of a tree, then check its folders with the layouts."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open, content=ask.content)
     ours = ask.ours(tree)
     for folder in tree.folders if ours else ():
@@ -101,11 +101,11 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         for name, why in folder.odd.items():
             found.entries[folder.join(name)] = Entry(folder.join(name), doubts=[why], causes=[Cause.UNREAD])
     if left_out or tree.doubts:
-        found.judgements.clear()  # unread files would count as missing from their folder
+        found.judgements.clear()  # A layout would report unread files as missing.
         spent = ask.budget.spent if ask.budget else ""
         if left_out:
             found.doubt(f"{len(left_out):,} files were not examined ({spent}): {some(left_out)}", Cause.LIMIT)
-        found.doubt("the folders were not judged, because not all of their files were examined", Cause.LIMIT)
+        found.doubt("the folders were not checked, because not all of their files were examined", Cause.LIMIT)
     else:
         judge(found)
     emptiness.judge(found)
@@ -114,7 +114,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
 
 def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
     """Return the sizes and digests in the manifests that were written inside the tree at save time."""
-    # The Hub names the blob of a large file by its sha256.
+    # In a Hub cache, the name of a large file's blob is its SHA-256.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
     expected = {rel: Expected(tree.files[rel], {"sha256": path.name}) for rel, path in blobs}
     for folder in sorted(tree.folders, key=lambda f: f.rel):
@@ -131,41 +131,41 @@ def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
                 continue
             gone = [n for n in listed if n not in tree.files and folder.join(n) not in tree.files]
             if gone:
-                said.refute(f"the manifest lists files that are gone: {some(gone)}", Cause.DAMAGE)
+                said.refute(f"the manifest lists files that no longer exist: {some(gone)}", Cause.DAMAGE)
             else:
-                said.proved.append(f"all {len(listed):,} files of the manifest exist")
+                said.proved.append(f"all {len(listed):,} files in the manifest exist")
             found.manifests += 1
             expected.update((folder.join(n), e) for n, e in listed.items())
     return expected
 
 
 def judge(found: Findings) -> None:
-    """Let every layout that claims a folder judge it."""
+    """Check each folder with every layout that claims it."""
     if found.tree is None:
         return
     plugins = [p for _, p in LAYOUTS.usable()]
-    found.doubts += [f"no folder was judged by {s.fault}" for s in LAYOUTS.broken()]
+    found.doubts += [f"a layout could not check any folder: {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
             try:
                 if not plugin.claims(folder):
                     continue
                 judgement = plugin.judge(folder, found)
-            except (Broken, Doubtful, *GAVE_UP) as why:  # bad content, or a file that vanished
-                judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be judged: {short(why, 80)}"])
+            except (Broken, Doubtful, *GAVE_UP) as why:  # The content is bad, or a file was removed meanwhile.
+                judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be checked: {short(why, 80)}"])
             if not isinstance(judgement, Judgement):
-                fault = f"could not be judged: its layout returned {short(judgement)}"
+                fault = f"could not be checked: its layout returned {short(judgement)}"
                 judgement = Judgement(plugin.NAME, folder.rel, doubts=[fault])
             found.judgements.append(judgement)
 
 
 def look(path: Path, name: str, ask: Ask) -> Entry:
-    """Examine one file. A failure inside a reader becomes a line of evidence, never an exception."""
+    """Examine one file. Errors in a reader are recorded as findings and never raised."""
     entry = Entry(name, temporary=temporary(name))
     try:
         with ask.open(path, name) as source:
             entry.size = source.size
-            source.took = ask.budget.take if ask.budget else None  # a format's reader may read the whole file
+            source.took = ask.budget.take if ask.budget else None  # so that a reader can't exceed the budget
             _look(source, entry, ask)
             if source.changed():
                 entry.doubt("was written to while it was read", Cause.CHANGING)
@@ -200,13 +200,17 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
     entry.unproved += anatomy.unproved
     entry.warnings += anatomy.warnings
     entry.adopt(anatomy)
-    # A file of an unreadable format may still match its recorded digest.
+    # A file in an unsupported format may still match its recorded digest.
     if ask.content and (expected or not (entry.problems or entry.doubts)):
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
-        entry.unproved.append("its content: it is left over from an unfinished save, and belongs to no checkpoint")
+        entry.unproved.append(
+            "its content, because it is left over from an unfinished save and belongs to no checkpoint"
+        )
     elif entry.temporary:
-        entry.doubt("left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING)
+        entry.doubt(
+            "is left over from an unfinished save; delete it, or find the process that writes it", Cause.CHANGING
+        )
     elif anatomy.opaque and not entry.sealed:
         entry.doubt("only a digest recorded at save time could prove it, and none was compared", Cause.UNSEALED)
 
@@ -214,7 +218,7 @@ def _look(source: Source, entry: Entry, ask: Ask) -> None:
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     """Read the file's structure with the format that claims it.
 
-    An empty file counts as whole only if it may be a log.
+    An empty file is accepted only if it may be a log.
     """
     if entry.temporary:
         entry.format = "temporary"
@@ -228,7 +232,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     if not source.size:
         if entry.format in ("text", "jsonl") or name in ("__init__.py", ".gitkeep"):
             return Anatomy(entry.format, proved=["empty"])
-        raise Broken("is empty")  # a save that failed
+        raise Broken("is empty")  # the save failed
     if plugin is None:
         raise Unread("; ".join(("of an unknown format", *(s.fault for s in FORMATS.broken()))))
     anatomy = plugin.read(source, limits)
@@ -237,13 +241,13 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     entry.format = anatomy.format
     holes = source.holes()
     if holes >= 4096:
-        anatomy.warnings.append(f"{holes:,} bytes were never written (holes that read as zeros)")
+        anatomy.warnings.append(f"{holes:,} bytes were never written (holes, which read as zeros)")
     return anatomy
 
 
 def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
     """Read all bytes once: compare checksums and recorded digests, and search for values that are not finite."""
-    # A manifest from the caller gets the strongest digest; one next to the files can show only damage, not malice.
+    # For a manifest from the caller, the strongest digest is compared. One next to the files reveals only damage.
     wanted = checksums.enough(expected.digests, sure=ask.only is not None) if expected else ()
     seen = content_scan.sweep(source, anatomy, wanted, ask.note, ask.threads)
     lists = ("problems", "doubts", "causes", "proved")
@@ -255,17 +259,17 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
     if seen.bad_spans:
         entry.refute(f"the CRC of {some(seen.bad_spans)} does not match: the bytes changed after the save")
     elif seen.spans:
-        entry.proved.append(f"the CRC of {seen.spans:,} members matches")
+        entry.proved.append(f"the CRCs of {seen.spans:,} members match")
     recorded = expected.digests if expected else {}
     compared = [n for n in recorded if n in seen.digests]
     wrong = [n for n in compared if seen.digests[n] != recorded[n]]
     if wrong:
-        entry.refute(f"its {wrong[0]} differs from the manifest's: these are not the bytes that were saved")
+        entry.refute(f"its {wrong[0]} differs from the manifest: these are not the bytes that were saved")
     elif compared:
         entry.sealed = True
-        entry.proved.append(f"{compared[0]} equals the manifest's")
+        entry.proved.append(f"its {compared[0]} matches the manifest")
     elif recorded:
-        entry.doubt("the manifest has no digest for it that can be computed here", Cause.UNSEALED)
+        entry.doubt("none of its digests in the manifest can be computed here", Cause.UNSEALED)
     elif not seen.spans:
         entry.unproved.append(NO_SEAL)
     for marks in seen.marks if not entry.sealed else ():
@@ -295,10 +299,10 @@ def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.S
         entry.doubt(f"{len(seen.strange):,} tensors may contain NaN or infinity; 200 were examined", Cause.LIMIT)
     else:
         apart = ", except in masks and counters" if len(entry.warnings) > before else ""
-        entry.proved.append(f"every value of {seen.scanned:,} floating tensors is finite{apart}")
+        entry.proved.append(f"every value of {seen.scanned:,} floating-point tensors is finite{apart}")
     entry.warnings += heuristics.suspicions(source, anatomy, seen.zero)
 
 
 def reader(name: str, head: bytes) -> Any | None:
-    """Return the format that claims a file by its name and first bytes, built-in ones first, or None."""
+    """Return the format that claims a file by its name and first bytes, or None. Built-in formats take precedence."""
     return next((p for _, p in FORMATS.usable() if p.claims(name, head)), None)

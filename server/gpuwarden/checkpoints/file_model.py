@@ -1,4 +1,4 @@
-"""Define a reader's report about a file: tensors, spans with checksums, problems. Standard library only."""
+"""Define the findings of a reader about one file: tensors, spans with checksums, problems. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 
 
 class Broken(Exception):
-    """The file is certainly damaged or hostile. The message explains how; `cause` is a cause that refutes the file."""
+    """The file is certainly damaged or hostile. The message explains how; `cause` must be one that refutes the file."""
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
         super().__init__(why)
@@ -20,7 +20,7 @@ class Broken(Exception):
 
 
 class Doubtful(Exception):
-    """The file can't be judged; the message explains why. It never counts as whole."""
+    """It is unknown whether the file is intact; the message explains why. Such a file is never proven."""
 
     def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         super().__init__(why)
@@ -28,43 +28,43 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """The file has a format without a reader here; an equal recorded digest may suffice."""
+    """No reader supports the file's format; a matching recorded digest can still prove the file."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the work that a hostile file can cause. Sizes in bytes.
+    """Limits on the work that a hostile file can cause. Sizes are in bytes.
 
-    They count work, not time, so that a verdict does not depend on the machine.
+    The limits apply to work and not to time, so that a verdict does not depend on the machine.
     """
 
     header: int = 100 << 20  # safetensors' own cap
     json: int = 64 << 20
-    containers: int = 2_000_000  # lists and objects in one JSON text; each costs 30 times its two bytes
+    containers: int = 2_000_000  # lists and objects in one JSON text; two bytes of text take 60 bytes of memory
     pickle: int = 64 << 20
     opcodes: int = 4_000_000
-    names: int = 20_000  # different ones that one pickle imports
+    names: int = 20_000  # distinct names that one pickle imports
     tensors: int = 500_000
     members: int = 300_000
     files: int = 200_000
     depth: int = 32
     lines: int = 5_000_000  # of JSON
-    unpacked: int = 1 << 30  # bytes decompressed from one file, or
-    unpack_ratio: int = 20  # this many times its size, if that is more
-    inflate_ratio: int = 1100  # deflate can't do more than 1032:1
+    unpacked: int = 1 << 30  # bytes decompressed from one file;
+    unpack_ratio: int = 20  # this many times the file's size is allowed if that is more
+    inflate_ratio: int = 1100  # the maximum of deflate is 1032:1
 
 
 _POSSIBLE = ("inflate_ratio", "depth")  # limits that no legitimate file exceeds
 NO_LIMITS = Limits(**{f.name: 1 << 60 for f in fields(Limits) if f.name not in _POSSIBLE})
-"""Limits for a caller who trusts the file and can wait."""
+"""Limits for callers that trust the file and accept any run time."""
 
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: bits per element, and the smallest bit patterns that are not finite.
+    """An element type: the bits per element, and its bit patterns that are not finite.
 
-    `top` is the smallest positive pattern that is Inf or NaN, with the sign bit clear; None for types without one.
-    `nan` is the single NaN pattern of the types that have just one.
+    `top` is the smallest pattern with a clear sign bit that is Inf or NaN; None for types without such patterns.
+    `nan` is the NaN pattern of the types that have only one.
     """
 
     bits: int
@@ -73,7 +73,7 @@ class DType:
     nan: int | None = None
 
 
-# The names are those of safetensors; other formats translate theirs.
+# The names are those of safetensors; readers of other formats translate their names.
 DTYPES: dict[str, DType] = {
     "F64": DType(64, "f", top=0x7FF0_0000_0000_0000),
     "F32": DType(32, "f", top=0x7F80_0000),
@@ -131,7 +131,7 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Return the number of elements."""
+        """Return the tensor's number of elements."""
         n = 1
         for d in self.shape:
             n *= d
@@ -140,7 +140,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes [start, end) of the file that the format itself protects with a CRC-32."""
+    """The bytes [start, end) of the file, for which the file contains a CRC-32."""
 
     label: str
     start: int
@@ -161,15 +161,15 @@ class Anatomy(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # Data for the layouts: parsed JSON, the inert tree of a pickle, safetensors' metadata.
+    # Data for the layouts: parsed JSON, the nodes of a pickle, the metadata of safetensors.
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
-    # The format allows no check; only equality with a recorded digest can prove the file.
+    # The format has nothing that can be checked; only a matching recorded digest can prove the file.
     opaque: bool = False
-    # Arrays with NaN or infinity in a format for data and weights; `values/data_arrays.py` distinguishes the two.
+    # Arrays with NaN or infinity in a format for data or weights; `values/data_arrays.py` tells them apart.
     not_finite: list[str] = field(default_factory=list)
-    # Checks that read the whole file, done at level content only; they may raise Broken or add findings.
+    # Checks that read the complete file. They run only at level content, and may raise Broken or add findings.
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -187,8 +187,8 @@ _BRIEF.maxlevel = 2
 def short(text: object, limit: int = 120) -> str:
     """Return untrusted text as one printable line of bounded length.
 
-    Only the outer levels of a container are written, because a container may contain itself, or one list a billion
-    times.
+    Only the outer levels of a container are included, because a container may contain itself, or the same list a
+    billion times.
     """
     whole = _BRIEF.repr(text) if isinstance(text, (list, tuple, dict, set, frozenset)) else str(text)
     line = whole[: limit + 1]
@@ -198,12 +198,12 @@ def short(text: object, limit: int = 120) -> str:
 
 
 def role(name: str) -> str:
-    """Return the name of a tensor or a module with # for its numbers, so that it is the same in every layer."""
+    """Return the name of a tensor or a module with its numbers replaced by #, so that it is the same in every layer."""
     return re.sub(r"\d+", "#", name)
 
 
 def some(names: Any, limit: int = 3) -> str:
-    """Return the first few of a list of names, and the number of the others."""
+    """Return the first few names of a list, and the number of the remaining ones."""
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
     more = len(listed) - limit

@@ -17,7 +17,7 @@ _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".sw
 
 
 def temporary(path: str) -> bool:
-    """Return true if a path has the name of a temporary file of an unfinished save."""
+    """Return true if a path or one of its folders is named like a temporary file of an unfinished save."""
     return any(
         p.endswith(_TEMPORARY)
         or p.startswith(("tmp-", ".tmp", "tmp_"))
@@ -45,15 +45,15 @@ class Entry(Evidence):
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     sealed: bool = False
-    # The format is unknown: only a digest can prove a copy.
+    # The format is unknown, so only a digest can prove a copy.
     unread: bool = False
-    # An image, a table or a log that can't be weights: damage to it affects no checkpoint.
+    # The file is an image, a table or a log and contains no weights, so damage to it affects no checkpoint.
     aside: bool = False
 
 
 @dataclass
 class Expected:
-    """The size and digests of one file in a manifest."""
+    """The size and the digests that a manifest lists for one file."""
 
     size: int
     digests: dict[str, str]
@@ -61,7 +61,7 @@ class Expected:
 
 @dataclass
 class Judgement(Evidence):
-    """A layout's judgement of one folder. The default cause of a problem is a contradiction between files."""
+    """The findings of a layout about one folder. The default cause of a problem is a contradiction between files."""
 
     usual = (Cause.CONTRADICTION, Cause.UNREAD)
 
@@ -73,29 +73,29 @@ class Judgement(Evidence):
     problems: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     checkpoint: bool = False
-    # Reasons against a resume; the folder may be whole for other uses.
+    # Why training can't resume from it; the folder may be intact for other uses.
     resume: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    # The checks that were omitted, each with the way to make it; they change no verdict.
+    # Omitted checks, each with the way to make it. They do not affect the verdict.
     unproved: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Findings(Evidence):
-    """The findings under one path. `problems` and `doubts` are those that belong to no single file or folder."""
+    """The findings under one path. `problems` and `doubts` are those that concern more than one file or folder."""
 
     root: Path
     entries: dict[str, Entry]
     tree: Tree | None
     judgements: list[Judgement]
     doubts: list[str] = field(default_factory=list)
-    # Existing files that were not requested.
+    # Files that exist but were not requested.
     beyond: list[str] = field(default_factory=list)
     # Number of valid manifests next to the files.
     manifests: int = 0
     open: Callable[[Path, str], Source] = Source
-    # Whether the bytes inside the tensors were read; if so, layouts may read some again.
+    # Whether the bytes of the tensors were read; if so, layouts may read some of them again.
     content: bool = False
     problems: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Findings(Evidence):
         return self.entries.get(path)
 
     def place(self, path: str) -> Path:
-        """Return the path of a file's bytes."""
+        """Return the path at which a file's bytes are stored."""
         if self.tree is None:
             return self.root
         return self.tree.blobs.get(path, self.tree.root / path)
@@ -114,7 +114,7 @@ class Findings(Evidence):
         return [e for p, e in self.entries.items() if not folder or p == folder or p.startswith(folder + "/")]
 
     def newest(self) -> Judgement | None:
-        """Return the checkpoint of the highest step. Among several, prefer one that is whole and can be resumed."""
+        """Return the checkpoint with the highest step, preferably one that is proven and can be resumed."""
 
         def rank(judgement: Judgement) -> tuple[int, bool, bool]:
             parts = (judgement, *self.within(judgement.path))
@@ -123,7 +123,7 @@ class Findings(Evidence):
         return max((j for j in self.judgements if j.checkpoint and j.step is not None), key=rank, default=None)
 
     def parsed(self, path: str) -> Any:
-        """Return the parsed value of a file, such as its JSON or its inert pickle, or None."""
+        """Return a file's parsed content, such as JSON or the nodes of a pickle, or None."""
         entry = self[path]
         return entry.anatomy.content if entry and entry.anatomy else None
 
@@ -144,16 +144,16 @@ class Ask:
     progress: Callable[[int], None] | None = None
     budget: Budget | None = None
     open: Callable[[Path, str], Source] = Source
-    # Returns the files of a folder that gpuwarden itself wrote: they are not judged.
+    # Returns the files of a folder that gpuwarden itself wrote; they are not examined.
     ours: Callable[[Tree], frozenset[str]] = lambda tree: frozenset()
 
     def expect(self, size: int) -> None:
-        """Announce the number of bytes that will be read."""
+        """Add the number of bytes that will be read to the total of the progress."""
         if self.content and isinstance(self.progress, ByteCount):
             self.progress.expect(size)
 
     def note(self, count: int) -> None:
-        """Count bytes that were read. Raises Doubtful if the budget is spent."""
+        """Count bytes that were read. Raises Doubtful if a limit of the budget is reached."""
         if self.progress:
             self.progress(count)
         if self.budget:

@@ -1,8 +1,8 @@
 """Load checkpoint files in a separate process with limits on memory and time.
 
-Only files that passed every other check are loaded. The child is `load_child.py`; it uses torch's safe loader and the
-safetensors library if torch is installed, otherwise gpuwarden's reader, which reads into numpy. A file that makes it
-crash, hang or run out of memory is reported, and a new child continues with the next file.
+Only files that passed every other check are loaded. The child process runs `load_child.py`; it uses torch's safe loader
+and the safetensors library if torch is installed, otherwise gpuwarden's own reader, which reads into numpy arrays. A
+file that makes it crash, hang or run out of memory is reported, and a new process continues with the next file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from gpuwarden.checkpoints.file_model import short, some
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
-# The child gets no secrets, only the variables that an interpreter needs to start.
+# Environment variables of the child process: only those that an interpreter needs to start, and no secrets.
 _ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "LANG", "VIRTUAL_ENV")
 
 
 CHILD = (sys.executable, "-P", "-m", "gpuwarden.checkpoints.load_child")
-"""-P and an empty working folder prevent the import of a file next to a checkpoint."""
+"""With -P and an empty working folder, the child process can't import a file that is stored next to a checkpoint."""
 
 
 def child_with_torch(python: str) -> list[str]:
-    """Return the command for a child with the first Python on this machine that has torch, else with this one.
+    """Return the command for a child process that uses the first Python with torch, or else this Python.
 
-    The candidates are this Python, `python`, and those on the PATH, from 3.8 on. The child ignores the working folder
-    and the user's Python variables, and imports gpuwarden from the location of this module, which may be an archive.
+    The candidates are this Python, `python`, and those on the PATH, if their version is at least 3.8. The child process
+    ignores the working folder and the Python variables of the environment. It imports gpuwarden from the location of
+    this module, which may be an archive.
     """
     ask = "import sys, importlib.util as u; raise SystemExit(sys.version_info < (3, 8) or u.find_spec('torch') is None)"
     start = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.checkpoints.load_child import main; main()"
@@ -59,12 +60,12 @@ def child_with_torch(python: str) -> list[str]:
 class LoadLimits:
     """Limits on the child process.
 
-    `memory` is its address space in bytes, beyond three times the largest file; `start_s` is the time to start, in
-    seconds; `bytes_per_s` is the minimum speed of loading.
+    `memory` is the size of its address space in bytes, to which three times the largest file is added; `start_s` is the
+    time to start, in seconds; `bytes_per_s` is the minimum speed of loading.
     """
 
     memory: int = 8 << 30
-    start_s: float = 300.0  # importing torch is slow on a network disk while a job uses every core
+    start_s: float = 300.0  # importing torch from a network disk is slow while a job uses every core
     bytes_per_s: float = 20e6
 
 
@@ -75,14 +76,14 @@ def load(
     budget: Budget | None = None,
     child: Sequence[str] = CHILD,
 ) -> None:
-    """Load each file and add the outcome to its entry. `child` is the command that runs `load_child.main`."""
+    """Load each file and add the result to its entry. `child` is the command that runs `load_child.main`."""
     todo = [e for e in entries if not e.temporary]
     for entry in todo:
         if entry.load == "parsed":
-            entry.proved.append("loads: the whole file was parsed")
+            entry.proved.append("loads: the complete file was parsed")
         elif not entry.load:
             entry.doubt("no loader for this format is available", Cause.NOT_LOADED)
-    # If torch's safe loader would refuse an object, gpuwarden's reader loads the other tensors.
+    # A file with an object that torch's safe loader rejects is loaded by gpuwarden's reader if it has tensors.
     queue = [e for e in todo if e.load == "tensors" and not (_inert(e) and e.anatomy and not e.anatomy.tensors)]
     limits = limits or LoadLimits()
     while queue:
@@ -106,7 +107,7 @@ def load(
         for entry, answer in zip(queue, answers):  # noqa: B905 (shipped to old Pythons)
             _settle(entry, answer)
         queue = queue[len(answers) :]
-        if queue:  # the child ended at this file; a new child continues with the next one
+        if queue:  # the process ended at this file; a new one continues with the next file
             queue.pop(0).doubt(f"could not be loaded: {why}", Cause.LIMIT)
 
 
@@ -115,7 +116,7 @@ def _inert(entry: Entry) -> bool:
 
 
 def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """Run one child on a task. Return its answers, one per file, and why it ended."""
+    """Run a child process for a task. Return its results, one per file, and the reason why it ended."""
     env = {k: os.environ[k] for k in _ENV if k in os.environ}
     with tempfile.TemporaryDirectory(prefix="gpuwarden-load-") as empty:
         child = subprocess.Popen(
@@ -138,10 +139,10 @@ def run_child(task: str, seconds: float, command: Sequence[str]) -> tuple[list[d
 
 
 def _settle(entry: Entry, answer: dict[str, Any]) -> None:
-    """Add the child's answer about one file to its entry."""
+    """Add the child's result for one file to the file's entry."""
     elements = sum(t.numel for t in entry.anatomy.tensors) if entry.anatomy else 0
     if answer.get("error"):
-        entry.refute(f"does not load: {short(answer['error'], 160)}")
+        entry.refute(f"can't be loaded: {short(answer['error'], 160)}")
     elif answer.get("declined"):
         entry.doubt(f"its library does not support it: {short(answer['declined'], 160)}", Cause.NOT_LOADED)
     elif answer.get("missing"):
@@ -154,7 +155,7 @@ def _settle(entry: Entry, answer: dict[str, Any]) -> None:
         entry.refute(f"not finite: {some(answer['not_finite'])}", Cause.NOT_FINITE)
     elif answer["elements"] != elements and not (entry.anatomy and entry.anatomy.meta.get("incomplete")):
         by, loaded = answer["by"], answer["elements"]
-        entry.refute(f"{by} loads {loaded:,} elements; its structure has {elements:,}", Cause.CONTRADICTION)
+        entry.refute(f"{by} loads {loaded:,} elements; the structure of the file has {elements:,}", Cause.CONTRADICTION)
     else:
         loaded = answer["elements"]
         entry.proved.append(f"loads with {answer['by']}: {answer['tensors']:,} tensors, {loaded:,} elements")

@@ -1,4 +1,4 @@
-"""Load files in a child process: read the task as JSON on stdin, print one JSON line per file on stdout."""
+"""Load files in a child process: read the task as JSON from stdin, print one JSON line per file to stdout."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Limits
 from gpuwarden.checkpoints.safe_file import Source
 
 _LACKS = ("allocate memory", "can't start new thread")
-"""Parts of the messages of errors that a library raises when the process reaches a limit."""
+"""Parts of the error messages that libraries raise when the process reaches a limit."""
 
 
 def main() -> None:
-    """Load every file of the task. An error in one file does not stop the others."""
+    """Load every file of the task. An error in one file does not prevent the other files from being loaded."""
     task = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(task["memory"]))
@@ -30,14 +30,14 @@ def main() -> None:
         except ImportError as why:
             answer = {"missing": str(why.name)}
         except (NotImplementedError, AttributeError, TypeError, KeyError) as why:
-            # The library does not support a type or a form, which is inconclusive about the file.
+            # The library does not support a type or a form, so the file may still be intact.
             answer = {"declined": " ".join(f"{type(why).__name__}: {why}".split())[:300]}
         except Exception as why:
             text = " ".join(f"{type(why).__name__}: {why}".split())[:300]
             if any(lack in text for lack in _LACKS):
                 answer = {"memory": True}
             elif isinstance(why, OSError) and why.errno is not None:
-                answer = {"unread": text}  # a machine error, or a changed file, is inconclusive too
+                answer = {"unread": text}  # the machine failed or the file changed, so the file may still be intact
             else:
                 answer = {"error": text}
         print(json.dumps(answer), file=out, flush=True)
@@ -47,7 +47,7 @@ def limit_memory(memory: int) -> None:
     """Limit the address space to `memory` bytes, and disable core dumps."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit; the time limit still applies
+    except ImportError:  # on Windows, only the time limit applies
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
@@ -56,11 +56,11 @@ def limit_memory(memory: int) -> None:
 
 
 def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
-    """Load a file with the library of its format if it is installed, else with gpuwarden's reader."""
+    """Load a file with the library for its format if it is installed, otherwise with gpuwarden's reader."""
     if form == "numpy" and _has("numpy"):
         import numpy as np
 
-        # Objects are refused: unpickling them could run code.
+        # Objects are rejected, because unpickling them could run code.
         loaded = np.load(path, allow_pickle=False)
         sizes = [loaded.size] if isinstance(loaded, np.ndarray) else [loaded[name].size for name in loaded.files]
         return {"by": "numpy", "tensors": len(sizes), "elements": sum(sizes)}
@@ -72,7 +72,7 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
         import torch
     except ImportError:
         return _own(path, name)
-    # Before 2.6 a file could make the safe loader run code.
+    # Before torch 2.6, a file could make the safe loader run code.
     safe = tuple(int(p) for p in torch.__version__.split(".")[:2] if p.isdecimal()) >= (2, 6)
     if not safe or (form == "safetensors" and not _has("safetensors")):
         return _own(path, name)
@@ -85,24 +85,24 @@ def load_one(path: Path, name: str, form: str) -> dict[str, Any]:
         except SafetensorError as why:
             if "Dtype not understood" not in str(why):
                 raise
-            return _own(path, name)  # torch does not support a type of the format
+            return _own(path, name)  # torch does not support a data type in the file
     random_state: list[Any] = []
     if _has("numpy"):
         import numpy as np
 
-        # The types of random number states; transformers allows the same when it resumes.
+        # The types in random number states. transformers allows the same types when it resumes.
         core = np._core if hasattr(np, "_core") else np.core  # noqa: SLF001
         random_state = [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype]  # noqa: SLF001
         random_state += [type(np.dtype(c)) for c in ("u4", "u8", "i4", "i8", "f4", "f8", "?", "u1")]
     try:
         with torch.serialization.safe_globals(random_state):
             return _count("torch", torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError:  # it needs a harmless name that torch's safe loader refuses
+    except pickle.UnpicklingError:  # it contains a harmless name that torch's safe loader rejects
         return _own(path, name)
 
 
 def _hdf5(path: Path) -> dict[str, Any]:
-    """Read every dataset with h5py, which decompresses chunks, a block of rows at a time."""
+    """Read every dataset with h5py, one block of rows at a time. h5py decompresses chunks."""
     import h5py
     import numpy as np
 
@@ -130,11 +130,11 @@ def _has(module: str) -> bool:
 
 
 def _count(by: str, value: Any) -> dict[str, Any]:
-    """Return the numbers of tensors and of stored elements in a loaded value, each container counted once."""
+    """Count the tensors and the stored elements in a loaded value. A container that occurs twice is counted once."""
     import torch
 
     tensors = elements = 0
-    keep: list[Any] = []  # keeps the ids unique
+    keep: list[Any] = []  # keeps the objects alive, so that their ids stay unique
     stack, seen = [value], set()
     while stack:
         one = stack.pop()
@@ -146,9 +146,9 @@ def _count(by: str, value: Any) -> dict[str, Any]:
                 keep.append(one)
             if again and not one.is_quantized:
                 continue
-            # A quantized tensor counts each time that it occurs, but its scales and zero points count once.
+            # A quantized tensor is counted each time that it occurs, but its scales and zero points only once.
             tensors += 1
-            # For half-byte types, safetensors counts elements, and torch counts bytes, each with two elements.
+            # For 4-bit types, safetensors counts elements, but torch counts bytes, each of which has two elements.
             pairs = 2 if by == "safetensors" and str(one.dtype).endswith("_x2") else 1
             elements += one.numel() * pairs if parts is None else parts[0] if again else sum(parts)
         elif isinstance(one, (dict, list, tuple)) and id(one) not in seen:
@@ -158,7 +158,7 @@ def _count(by: str, value: Any) -> dict[str, Any]:
 
 
 def _parts(tensor: Any) -> list[int] | None:
-    """Return the number of elements of each stored part of a composite tensor; None for a plain one."""
+    """Return the number of elements in each stored part of a composite tensor; None for a plain tensor."""
     import torch
 
     if tensor.is_meta:
@@ -182,9 +182,10 @@ def _parts(tensor: Any) -> list[int] | None:
 
 
 def _own(path: Path, name: str) -> dict[str, Any]:
-    """Read every tensor into a numpy array of its shape; types that numpy lacks become integers of their width.
+    """Read every tensor into a numpy array of its shape. Types that numpy lacks are read as integers of the same width.
 
-    Without numpy, they are read into plain memory. Compressed tensors and types smaller than one byte are only counted.
+    Without numpy, tensors are read into bytes objects. Compressed tensors and types smaller than one byte are only
+    counted.
     """
     np = importlib.import_module("numpy") if _has("numpy") else None
     elements = 0
@@ -195,7 +196,9 @@ def _own(path: Path, name: str) -> dict[str, Any]:
         for t in anatomy.tensors:
             data = source.at(t.start, t.extent) if t.start >= 0 else b""
             each, part = divmod(DTYPES[t.dtype].bits, 8) if t.dtype in DTYPES else (0, 0)
-            repeated = t.stride is not None and t.numel * each > len(data)  # a copy could be a billion times larger
+            repeated = t.stride is not None and t.numel * each > len(
+                data
+            )  # the array could be much larger than the file
             if t.start < 0 or not each or part or repeated:
                 elements += t.numel
             elif np is None:

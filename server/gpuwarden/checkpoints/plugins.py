@@ -1,9 +1,9 @@
-"""The two kinds of plug-ins that examine checkpoints, and their interfaces. Standard library only.
+"""Define the two kinds of plug-ins that examine checkpoints, and their interfaces. Standard library only.
 
-A format reads one file: `NAME`, `LOAD`, `claims(name, head)` and `read(source, limits)`, which returns an `Anatomy` and
-raises `Broken` or `Doubtful`. `LOAD` is "parsed" if `read` parses the whole file, "tensors" if a separate process loads
-its tensors, "" if it can't be loaded here. A layout judges one folder: `NAME`, `claims(folder)` and `judge(folder,
-found)`, which returns a `Judgement`.
+A format reads one file. It has `NAME`, `LOAD`, `claims(name, head)` and `read(source, limits)`, which returns an
+`Anatomy` and raises `Broken` or `Doubtful`. `LOAD` is "parsed" if `read` parses the complete file, "tensors" if a
+separate process loads its tensors, and "" if it can't be loaded here. A layout checks one folder. It has `NAME`,
+`claims(folder)` and `judge(folder, found)`, which returns a `Judgement`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.core.registry import Registry
 def _name_taken(module: Any, name: str) -> Iterator[str]:
     built_in = FORMATS.built_in()
     if name not in built_in and module.NAME in {FORMATS.load(n).NAME for n in built_in}:
-        yield f"NAME {module.NAME!r} is that of a built-in format"
+        yield f"its NAME {module.NAME!r} is also the name of a built-in format"
 
 
 FORMATS = Registry(

@@ -1,4 +1,4 @@
-"""Walk protobuf's wire format without a schema: lengths must nest exactly. Standard library only."""
+"""Read protobuf's wire format without a schema; each field must end inside its parent. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELDS = 2_000_000
 
 
 class Walker:
-    """One walk over one file; the total number of fields is limited."""
+    """Read the fields of one file. Their total number is limited."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -20,7 +20,7 @@ class Walker:
         self.window = b""
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return (value, offset of the next byte)."""
+        """Read a variable-length integer. Return (value, offset of the next byte)."""
         value = shift = 0
         for i in range(10):
             if at + i >= end:
@@ -33,14 +33,14 @@ class Walker:
         raise Broken(f"its protobuf is invalid at byte {at:,}, or cut off")
 
     def byte(self, at: int) -> int:
-        """Return one byte, from a buffered window."""
+        """Return one byte. Bytes are read in buffered windows."""
         if not self.base <= at < self.base + len(self.window):
             self.base = at
             self.window = self.source.at(at, min(1 << 14, self.source.size - at))
         return self.window[at - self.base]
 
     def text(self, place: tuple[int, int]) -> str:
-        """Return a text, limited to its first 1,000 bytes."""
+        """Return the first 1,000 bytes of a string."""
         begin, end = place
         return self.source.at(begin, min(end - begin, 1000)).decode("utf-8", "replace")
 
@@ -65,6 +65,6 @@ class Walker:
             else:
                 raise Broken(f"its protobuf has the unknown wire type {wire} near byte {at:,}")
             if at + size > end:
-                raise Broken(f"a field needs bytes up to {at + size:,}, but ends at {end:,}")
+                raise Broken(f"a field needs bytes up to {at + size:,}, but its parent ends at {end:,}")
             yield number, wire, (at, at + size)
             at += size

@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 class Source:
-    """One open file. Reads are positional, so threads can share it."""
+    """One open file. Reads specify their offset, so threads can share it."""
 
     def __init__(self, path: str | Path, name: str = "") -> None:
         self.path = Path(path)
@@ -45,10 +45,10 @@ class Source:
         self.mtime_ns = self._first.st_mtime_ns
         self.ctime_ns = self._first.st_ctime_ns
         self.took: Callable[[int], None] | None = None
-        """Called with the number of bytes before `at` reads them; an exception from it ends the reading."""
+        """A function that `at` calls with the number of bytes before it reads them. If it raises, nothing is read."""
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes at `offset`. Raises Broken if the file ends before."""
+        """Read exactly `length` bytes at `offset`. Raises Broken if the file has fewer bytes."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Broken(f"ends at byte {self.size:,}, but bytes up to {offset + length:,} are needed")
         if self.took is not None:
@@ -57,25 +57,25 @@ class Source:
         while length:
             part = _pread(self.fd, length, offset)
             if not part:
-                raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
+                raise Broken(f"could be read only up to byte {offset:,} of its {self.size:,} bytes")
             parts.append(part)
             offset += len(part)
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on. Return the number of bytes read, at least one. Raises Broken at the end."""
+        """Read bytes at `offset` into `view`. Return their number, at least one. Raises Broken at the file's end."""
         if hasattr(os, "preadv"):
             try:
                 got = os.preadv(self.fd, [view], offset)
             except OSError as why:
-                raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why
+                raise Doubtful(f"could not be read at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why
         else:
             data = _pread(self.fd, len(view), offset)
             got = len(data)
             view[:got] = data
         if not got:
-            raise Broken(f"could be read only up to byte {offset:,} of {self.size:,}")
+            raise Broken(f"could be read only up to byte {offset:,} of its {self.size:,} bytes")
         return got
 
     def head(self, length: int = 512) -> bytes:
@@ -83,7 +83,7 @@ class Source:
         return self.at(0, min(length, self.size))
 
     def beside(self, name: str) -> Source | None:
-        """Open another file in the same folder or in its subfolders; None if it does not exist."""
+        """Open another file in the same folder or below it. Return None if it does not exist."""
         place = self.path.parent / name
         return Source(place) if place.is_file() else None
 
@@ -94,7 +94,7 @@ class Source:
         return (now.st_size, now.st_mtime_ns) != (first.st_size, first.st_mtime_ns)
 
     def holes(self) -> int:
-        """Return the number of bytes in the file's holes; 0 if the file system does not report them."""
+        """Return the total size of the holes in a sparse file; 0 if the file system does not report them."""
         seek_hole, seek_data = getattr(os, "SEEK_HOLE", None), getattr(os, "SEEK_DATA", None)
         if (
             seek_hole is None
@@ -138,28 +138,28 @@ class Source:
 
 
 class Window(Source):
-    """A part of a file, read like a separate file of the name `name`."""
+    """A part of a file that is read as if it were a separate file with the name `name`."""
 
     def __init__(self, whole: Source, offset: int, size: int, name: str = "") -> None:
         self.whole, self.offset, self.size = whole, offset, size
         self.path, self.name, self.fd = whole.path, name or whole.name, -1
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read bytes of the part."""
+        """Read bytes at an offset in the part."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise Broken("a record is shorter than it states")
+            raise Broken("a record is shorter than its structure requires")
         return self.whole.at(self.offset + offset, length)
 
 
 class Reader:
-    """Read a source forward in small pieces, from a buffer."""
+    """Read a source sequentially, in small pieces and with a buffer."""
 
     def __init__(self, source: Source, at: int = 0, end: int | None = None) -> None:
         self.source, self.at, self.end = source, at, source.size if end is None else end
         self._buffer, self._base = b"", at
 
     def take(self, n: int) -> bytes:
-        """Return the next `n` bytes. Raises Broken if fewer are left."""
+        """Return the next `n` bytes. Raises Broken if fewer bytes remain."""
         self.skip(n)
         begin = self.at - n
         if not self._base <= begin <= self.at <= self._base + len(self._buffer):
@@ -168,15 +168,17 @@ class Reader:
         return self._buffer[begin - self._base : self.at - self._base]
 
     def skip(self, n: int) -> int:
-        """Skip `n` bytes. Return the offset of the first. Raises Broken if fewer are left."""
+        """Skip `n` bytes and return the offset of the first one. Raises Broken if fewer bytes remain."""
         if n < 0 or n > self.end - self.at:
-            raise Broken(f"is cut off: {n:,} bytes are needed at {self.at:,}, but it ends at {self.end:,}")
+            raise Broken(
+                f"is cut off: {n:,} bytes are needed at byte {self.at:,}, but the data ends at byte {self.end:,}"
+            )
         self.at += n
         return self.at - n
 
 
 def kind(mode: int) -> str:
-    """Return the name of a special file type."""
+    """Return a description of the type of a special file."""
     for test, word in (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISLNK, "a link"),
@@ -197,4 +199,4 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
         os.lseek(fd, offset, os.SEEK_SET)
         return os.read(fd, length)
     except OSError as why:
-        raise Doubtful(f"reading failed at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why
+        raise Doubtful(f"could not be read at byte {offset:,}: {why.strerror}", Cause.CHANGING) from why

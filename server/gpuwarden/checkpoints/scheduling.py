@@ -1,25 +1,25 @@
-"""Plan which files to read with all threads at once, and which with one thread each, so that no thread idles."""
+"""Plan which files are read by all threads together, and which by one thread each, so that few threads are idle."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
 
-# Sharing one file costs a second read for its digests, so up to 10 % of imbalance is cheaper.
+# If threads share a file, it is read a second time for its digests. An imbalance of up to 10 % costs less.
 _SLACK = 1.1
 
 
 def plan(sizes: Mapping[str, int], threads: int, least: int) -> tuple[list[str], list[str]]:
-    """Return (files for all threads together, one by one; files for one thread each, largest first).
+    """Return the files that all threads read together, in order, and those that one thread each reads, largest first.
 
-    Sharing a file has a cost, so only files of at least `least` bytes are shared, and only if whole files would leave
-    threads idle for long.
+    Sharing a file has a cost. Therefore only files of at least `least` bytes are shared, and only if threads would
+    otherwise be idle for long.
     """
     together: list[str] = []
     rest = sorted(sizes, key=lambda name: -sizes[name])
     while threads > 1 and rest and sizes[rest[0]] >= least:
         busy = [0] * threads
-        for name in rest:  # each free thread takes the next largest file
+        for name in rest:  # the next thread that is free reads the next largest file
             heapq.heapreplace(busy, busy[0] + sizes[name])
         if max(busy) <= _SLACK * sum(sizes[name] for name in rest) / threads:
             break

@@ -1,6 +1,7 @@
-"""Compare the checkpoints of one run with each other: every part must advance with the step.
+"""Compare the checkpoints of one run with each other: at a higher step, every part must have advanced.
 
-A Trainer reads each part of a checkpoint separately, so a part of another step goes unnoticed. Standard library only.
+A Trainer reads each part of a checkpoint separately and does not detect a part from another step. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from gpuwarden.checkpoints.values import optimizer
 from gpuwarden.core.evidence import Evidence
 
 _SAMPLE = 4096
-_MOVES = 1024  # elements; a smaller tensor may be unchanged because of rounding
+_MOVES = 1024  # elements; rounding may leave a smaller tensor unchanged
 _PIECE = 1 << 20
 _ADAPTER = "adapter_model.safetensors"
 
 
 @dataclass
 class Sibling:
-    """The position of a checkpoint in its run, as it records it. None means not recorded."""
+    """The steps that a checkpoint records. None means not recorded."""
 
     name: str
     step: int
     optimizer_steps: int | None
-    # Number of tensors that the optimizer has a state for.
+    # Number of tensors for which the optimizer has a state.
     trained: int
     scheduler: int | None
     # False if all moments of the optimizer are zero.
@@ -49,13 +50,13 @@ def read(folder: Folder, step: int, found: Findings) -> Sibling:
             moved = not found.content or optimizer.moved(source, entry.anatomy.tensors)
     entry = found[folder.join("scheduler.pt")]
     state: Any = entry.anatomy.content if entry and entry.anatomy and not entry.problems else None
-    # A schedule that waits for a plateau counts evaluations.
+    # ReduceLROnPlateau counts evaluations, not steps.
     counts = isinstance(state, dict) and "num_bad_epochs" not in state and type(state.get("last_epoch")) is int
     return Sibling(folder.path.name, step, made, trained, state["last_epoch"] if counts else None, moved)
 
 
 def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings, said: Judgement) -> None:
-    """Compare a checkpoint with an earlier one of its run, each given as (step, folder)."""
+    """Compare a checkpoint with an earlier one of the same run. Both are given as (step, folder)."""
     later, earlier = read(now[1], now[0], found), read(before[1], before[0], found)
     compare_progress(later, earlier, said)
     if found.content:
@@ -63,7 +64,7 @@ def compare(now: tuple[int, Folder], before: tuple[int, Folder], found: Findings
 
 
 def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
-    """Check that optimizer and scheduler have advanced between two checkpoints of one run."""
+    """Check that the optimizer and the scheduler have advanced between two checkpoints of one run."""
     parts = (
         ("optimizer", now.optimizer_steps, before.optimizer_steps),
         ("scheduler", now.scheduler, before.scheduler),
@@ -72,16 +73,16 @@ def compare_progress(now: Sibling, before: Sibling, said: Evidence) -> None:
         if later is None or earlier is None:
             continue
         if later == earlier:
-            said.problems.append(f"its {what} is at {later:,}, as in {before.name}, so it is from another step")
+            said.problems.append(f"its {what} is at step {later:,}, as in {before.name}, so it is from another step")
         elif earlier == before.step and later > now.step:
-            said.problems.append(f"its {what} is at {later:,}, ahead of its step")
+            said.problems.append(f"its {what} is at step {later:,}, which is higher than its own step")
         elif later < earlier:
             said.doubts.append(
-                f"its {what} is at {later:,}, that of {before.name} at {earlier:,}: restarted, or from another step"
+                f"its {what} is at step {later:,}, in {before.name} at {earlier:,}: restarted, or from another step"
             )
 
 
-Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # tensor's name -> the path of its file, and the tensor
+Held = Dict[str, Tuple[str, Tensor]]  # noqa: UP006  # maps a tensor's name to its file's path and the tensor
 
 
 def held(folder: Folder, found: Findings) -> Held:
@@ -96,7 +97,7 @@ def held(folder: Folder, found: Findings) -> Held:
 
 
 def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, found: Findings, said: Judgement) -> None:
-    """Report weights that are the same at two steps: all of them, or all of one shard."""
+    """Report weights that are equal at two steps: all of them, or all of one shard."""
     shards: dict[str, list[str]] = {}
     for name, (path, t) in mine.items():
         other = earlier[name][1] if name in earlier else None
@@ -107,23 +108,25 @@ def compare_weights(now: Sibling, mine: Held, before: Sibling, earlier: Held, fo
     if not still:
         return
     if len(still) == len(shards):
-        line = f"all its large weights equal those of {before.name}"
+        line = f"all of its large weights are equal to those of {before.name}"
     else:
         files = some(path.rsplit("/", 1)[-1] for path in still)
         line = f"{files} has the weights of {before.name}, but the other shards have changed"
     if not now.moved and not before.moved:
-        said.warnings.append(f"{line}: every gradient was zero, for example because all answers have the same reward")
+        said.warnings.append(
+            f"{line}: every gradient was zero, for example because all completions had the same reward"
+        )
         return
-    # If every tensor has moments, the optimizer has changed each of them between two steps.
+    # If every tensor has moments, the optimizer must have changed every tensor between two steps.
     went_on = (now.optimizer_steps or 0) > (before.optimizer_steps or 0) > 0
     if went_on and now.trained >= len(mine):
-        said.problems.append(f"{line}, though its optimizer has trained them")
+        said.problems.append(f"{line}, although its optimizer has trained them")
     else:
-        said.doubts.append(f"{line}: they are frozen, or from another step")
+        said.doubts.append(f"{line}: the weights are frozen or from another step")
 
 
 def _same(path: str, names: list[str], mine: Held, earlier: Held, found: Findings) -> bool:
-    """Compare a sample of each tensor of a file, and all bytes only if no sample differs."""
+    """Return whether all tensors of a file are unchanged. All bytes are compared only if no sample differs."""
     with ExitStack() as stack:
         files = {path, *(earlier[n][0] for n in names)}
         sources = {p: stack.enter_context(found.open(found.place(p), p)) for p in files}

@@ -1,6 +1,6 @@
-"""Read a whole training state from one file: plain torch.save of a dict, nanoGPT, Lightning.
+"""Read a complete training state from one file: a dict saved with torch.save, as by nanoGPT or Lightning.
 
-The step, the optimizer and the scheduler are values inside the file. Standard library only.
+The step, the optimizer and the scheduler are values in the dict. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SCHEDULER = (
     "scheduler", "lr_schedulers", "lr_scheduler", "scheduler_state_dict", "lr_scheduler_state_dict", "sched",
     "schedulers",
 )  # fmt: skip
-_State = Tuple[str, Any]  # noqa: UP006  # path in the file, and the optimizer's state dict
+_State = Tuple[str, Any]  # noqa: UP006  # the path in the file and the optimizer's state dict
 
 
 def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgement | None:
     """Return a judgement of a file with a model and a step; None for any other file.
 
-    `named` is the step in the file's name, used if the file has an optimizer and records no step.
+    `named` is the step in the file's name. It is used if the file has an optimizer and records no step.
     """
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):
@@ -46,18 +46,18 @@ def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgemen
     said = Judgement(NAME, entry.path, step=step, checkpoint=True)
     said.proved.append(f"is at step {step:,}")
     if named is not None and named != step:
-        said.warnings.append(f"is called {name}, but is at step {step:,}")
+        said.warnings.append(f"is named {name}, but is at step {step:,}")
     if not states:
-        said.resume.append("has no optimizer: a resume would restart it")
+        said.resume.append("has no optimizer state, so a resume would restart the optimizer")
     for where, state in states:
         _optimizer(entry, found, where, state, shapes, said)
     if states and not any(root.get(k) for k in _SCHEDULER):
-        said.warnings.append("has no scheduler: a resume needs another source for the learning rate")
+        said.warnings.append("has no scheduler state, so a resume needs another source for the learning rate")
     return said
 
 
 def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
-    """Yield the optimizers' state dicts: one, or a list or a dict of several."""
+    """Yield the state dicts of the optimizers, which may be in a list or a dict."""
     for key in (k for k in _OPTIMIZER if k in root):
         value = root[key]
         several = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
@@ -70,7 +70,7 @@ def _optimizers(root: dict[Any, Any]) -> Iterator[_State]:
 def _optimizer(
     entry: Entry, found: Findings, where: str, state: Any, shapes: list[tuple[int, ...]], said: Judgement
 ) -> None:
-    """Check that the optimizer's state belongs to the model in the file and its step."""
+    """Check that the optimizer's state matches the model and the step in the file."""
     made = optimizer.judge(state, shapes, [], where)
     said.resume += made.resume
     said.warnings += made.warnings

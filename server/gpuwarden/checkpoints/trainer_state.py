@@ -1,4 +1,4 @@
-"""Check the needs of a transformers Trainer for a resume, including those that the Trainer does not check.
+"""Check what a transformers Trainer needs for a resume, including what the Trainer itself does not check.
 
 The Trainer silently restarts the optimizer if optimizer.pt or scheduler.pt is missing, and accepts any step in
 trainer_state.json. Standard library only.
@@ -19,13 +19,13 @@ _RANK = re.compile(r"rng_state_(\d{1,6})\.pth")
 
 
 def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Add the obstacles to a true resume to `said.resume`, and the passed checks to `said.proved`."""
+    """Add what prevents an exact resume to `said.resume`, and the passed checks to `said.proved`."""
     gone = [n for n in ("optimizer.pt", "scheduler.pt") if n not in folder.files]
     # DeepSpeed and FSDP keep the optimizer in a separate folder.
     elsewhere = any(n.startswith(("global_step", "optimizer_", "pytorch_model_fsdp")) for n in folder.folders)
     if gone and not elsewhere:
-        said.resume.append(f"{some(gone)} missing: a resume would silently restart the optimizer")
-    # The Trainer restores the position in the data from epoch, step and the random state of each rank.
+        said.resume.append(f"{some(gone)} missing, so a resume would silently restart the optimizer")
+    # The Trainer computes the position in the data from the epoch, the step and each rank's random state.
     state = _anatomy(folder, found, "trainer_state.json")
     content = state.content if state and isinstance(state.content, dict) else None
     if content is not None:
@@ -33,15 +33,17 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
         if not isinstance(epoch, (int, float)) or isinstance(epoch, bool) or not 0 <= epoch < float("inf"):
             said.resume.append("trainer_state.json has no epoch, so the position in the data can't be restored")
         else:
-            said.proved.append(f"the position in the data follows from epoch {epoch:g} and the step")
+            said.proved.append(f"the position in the data can be restored from epoch {epoch:g} and the step")
         _log(content.get("log_history"), said)
     dice = [n for n in folder.files if n.startswith("rng_state")]
     if not dice:
-        said.resume.append("no rng_state file: data order and dropout would differ after a resume")
+        said.resume.append("has no rng_state file, so data order and dropout would differ after a resume")
     ranks = {int(m.group(1)) for m in map(_RANK.fullmatch, dice) if m}
     without = [r for r in range(max(ranks, default=-1) + 1) if r not in ranks]
     if without:
-        said.resume.append(f"no rng_state of ranks {some(without)}: their data order and dropout would differ")
+        said.resume.append(
+            f"has no rng_state of the ranks {some(without)}, so their data order and dropout would differ"
+        )
     if "optimizer.pt" in folder.files:
         _optimizer(folder, found, said)
     if "scheduler.pt" in folder.files:
@@ -49,18 +51,20 @@ def resumable(folder: Folder, found: Findings, said: Judgement) -> None:
         root = anatomy.content if anatomy else None
         last = root.get("last_epoch") if isinstance(root, dict) else None
         if type(last) is int and said.step is not None and last != said.step:
-            said.warnings.append(f"the scheduler is at {last}, the trainer at step {said.step}")
+            said.warnings.append(f"the scheduler is at step {last}, but the trainer is at step {said.step}")
 
 
 def _log(history: Any, said: Judgement) -> None:
-    """Check that the steps of the log increase and do not exceed the checkpoint's step."""
+    """Check that the steps in the log increase and do not exceed the checkpoint's step."""
     rows = history if isinstance(history, list) else []
     steps = [r["step"] for r in rows if isinstance(r, dict) and type(r.get("step")) is int]
     back = next((f"{a} to {b}" for a, b in zip(steps, steps[1:]) if b < a), "")  # noqa: B905, RUF007
     if back:
-        said.problems.append(f"the steps of the log in trainer_state.json decrease, from {back}")
+        said.problems.append(f"the steps in the log of trainer_state.json decrease from {back}")
     elif steps and said.step is not None and steps[-1] > said.step:
-        said.problems.append(f"the log in trainer_state.json is at step {steps[-1]}, the checkpoint at {said.step}")
+        said.problems.append(
+            f"the log in trainer_state.json is at step {steps[-1]}, but the checkpoint is at step {said.step}"
+        )
 
 
 def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
@@ -69,7 +73,7 @@ def _anatomy(folder: Folder, found: Findings, name: str) -> Anatomy | None:
 
 
 def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Check that the optimizer's state belongs to this model and this step."""
+    """Check that the optimizer's state matches the model and the step."""
     entry = found[folder.join("optimizer.pt")]
     anatomy = _anatomy(folder, found, "optimizer.pt")
     names = [n for n in folder.files if n.startswith(_WEIGHTS) and n.endswith((".safetensors", ".bin"))]
@@ -89,4 +93,4 @@ def _optimizer(folder: Folder, found: Findings, said: Judgement) -> None:
     if made_steps is not None and made_steps > said.step:
         said.resume.append(f"the optimizer has made {made_steps:,} steps, but the checkpoint is at {said.step:,}")
     elif made_steps is not None and made_steps < said.step:
-        said.warnings.append(f"the optimizer has made {made_steps:,} steps, the checkpoint is at {said.step:,}")
+        said.warnings.append(f"the optimizer has made {made_steps:,} steps, fewer than the checkpoint's {said.step:,}")

@@ -1,4 +1,4 @@
-"""List the files in a folder, without following links that lead out of it. Standard library only."""
+"""List the files in a folder, without following links to files outside of it. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.checkpoints.safe_file import kind
 
 @dataclass
 class Folder:
-    """One folder of the tree: its files with their sizes, and its folders. `odd` maps other entries to the reason."""
+    """One folder of the tree: its files with their sizes, and its subfolders. `odd` describes the remaining entries."""
 
     path: Path
     rel: str
@@ -24,7 +24,7 @@ class Folder:
     odd: dict[str, str] = field(default_factory=dict)
 
     def join(self, name: str) -> str:
-        """Return the path of an entry, relative to the root of the walk."""
+        """Return the path of an entry, relative to the root of the tree."""
         return f"{self.rel}/{name}" if self.rel else name
 
 
@@ -32,8 +32,8 @@ class Folder:
 class Tree:
     """The files and folders under one path. `doubts` lists the folders that could not be listed.
 
-    `aliases` are links to other entries of the tree. `blobs` are the files of a Hub cache: a snapshot consists of links
-    into its sibling folder `blobs`, the only location outside of the tree to which links are followed.
+    `aliases` are links to other entries of the tree. `blobs` are files of a Hub cache, in which a snapshot consists of
+    links to files in the folder `blobs`. Links to other locations outside of the tree are not followed.
     """
 
     root: Path
@@ -45,17 +45,17 @@ class Tree:
 
     @property
     def files(self) -> dict[str, int]:
-        """Return relative path -> size, sorted by path."""
+        """Return the sizes of all files by relative path, sorted by path."""
         return dict(sorted((f.join(n), size) for f in self.folders for n, size in f.files.items()))
 
     @property
     def blob_folder(self) -> Path | None:
-        """Return models--x--y/blobs if the root is, or is in, models--x--y/snapshots/<revision>; else None."""
+        """Return models--x--y/blobs if the root is models--x--y/snapshots/<revision> or is inside it, or else None."""
         snapshots = next((p for p in (self.root, *self.root.parents) if p.name == "snapshots"), None)
         return snapshots.parent / "blobs" if snapshots else None
 
     def beside(self, folder: Folder) -> list[Folder]:
-        """Return the sibling folders of a folder: at most a thousand, since each folder may request them."""
+        """Return the siblings of a folder, at most a thousand, because this may be called for each folder."""
         above: Folder | None = self.top
         for part in folder.rel.split("/")[:-1]:
             above = above.folders.get(part) if above else None
@@ -68,7 +68,7 @@ class Tree:
         for folder in self.folders:
             folder.files = {n: size for n, size in folder.files.items() if folder.join(n) in only}
             folder.odd = {n: why for n, why in folder.odd.items() if folder.join(n) in only}
-        # the folders above the files
+        # all parent folders of the files
         needed = {n[:at] for n in only for at, sign in enumerate(n) if sign == "/"}
         self.folders = [f for f in self.folders if f.rel in needed or not f.rel]
         for folder in self.folders:
@@ -77,7 +77,7 @@ class Tree:
 
 
 def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
-    """List the tree under `root`. Links that stay inside become aliases; others are doubts."""
+    """List the tree under `root`. Links to entries of the tree are recorded as aliases, other links as doubts."""
     real = Path(os.path.realpath(root))
     top = Folder(real, "")
     tree = Tree(real, top, [top], [], {}, {})
@@ -97,13 +97,15 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
         for entry in entries:
             count += 1
             if count > most:
-                tree.doubts.append(f"more than {most:,} entries; the rest was not examined")
+                tree.doubts.append(f"more than {most:,} entries; the remaining ones were not examined")
                 return tree
             child = _place(entry, folder, tree)
             if child is None:
                 continue
             if depth >= limits.depth:
-                tree.doubts.append(f"{short(child.rel)}: nested deeper than {limits.depth} folders; not examined")
+                tree.doubts.append(
+                    f"{short(child.rel)}: was not examined, because it is nested more than {limits.depth} folders deep"
+                )
                 continue
             tree.folders.append(child)
             stack.append((child, depth + 1))
@@ -111,7 +113,7 @@ def walk(root: Path, limits: Limits, budget: Budget | None = None) -> Tree:
 
 
 def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None:
-    """Add an entry to its folder, or a link to the tree. Return the new folder if the entry is one, else None."""
+    """Add an entry to its folder, or a link to the tree. Return the folder if the entry is one, or else None."""
     rel = folder.join(entry.name)
     try:
         info = entry.stat(follow_symlinks=False)
@@ -119,14 +121,14 @@ def _place(entry: os.DirEntry[str], folder: Folder, tree: Tree) -> Folder | None
             target = os.path.realpath(entry.path)
             root = str(tree.root).rstrip(os.sep) + os.sep
             if not os.path.exists(target):  # noqa: PTH110
-                folder.odd[entry.name] = "a broken link"
+                folder.odd[entry.name] = "is a broken link"
             elif (target + os.sep).startswith(root):
                 tree.aliases[rel] = target[len(root) :].replace(os.sep, "/") or "."
             elif Path(target).parent == tree.blob_folder and Path(target).is_file():
                 folder.files[entry.name] = os.stat(target).st_size  # noqa: PTH116
                 tree.blobs[rel] = Path(target)
             else:
-                folder.odd[entry.name] = "a link that leads out of the folder; not followed"
+                folder.odd[entry.name] = "is a link to a location outside of the folder, and was not followed"
     except OSError as why:
         folder.odd[entry.name] = f"can't be read: {why.strerror}"
         return None

@@ -1,17 +1,17 @@
-"""Prove a checkpoint with one call, or report what is wrong or unknown.
+"""Verify a checkpoint with one call: prove it, or report what is wrong or unknown.
 
 Each level proves:
 
-- `structure`: every file is whole according to its format, shards and index agree, no file is missing; for the
-  most used architectures, config, tensors and tokenizer agree, and all parts of a checkpoint have its step.
+- `structure`: every file is complete according to its format, shards match the index, and no file is missing. For the
+  most used architectures, the config, tensors and tokenizer match. All parts of a checkpoint have its step.
   Only headers are read, in milliseconds. A changed byte inside a tensor goes undetected.
 - `content`: in addition, every CRC and every recorded digest matches, and all values are finite. If neither the
-  format nor a manifest has a checksum, a changed byte that stays finite goes undetected; `not_checked` lists it.
-- `load`: in addition, the tensors load, and the installed transformers builds the config's architecture from them,
-  each in a separate process.
+  format nor a manifest has a checksum, a changed byte goes undetected if the value stays finite; `not_checked` says so.
+- `load`: in addition, the tensors can be loaded, and the installed transformers can build the architecture of the
+  config from them. Both are done in separate processes.
 - `resume`: in addition, everything that a resume needs is present and consistent.
 
-With a manifest, exactly the files on it are verified: all of them must exist, with equal digests.
+With a manifest, exactly the files in it are verified: all of them must exist and match their digests.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from gpuwarden.core.evidence import verdict as verdict_of
 from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Level, Manifest, Report, Verdict
 from gpuwarden.core.safe_names import LOG_NAME, STAGING
 
-WHO = "the author of the manifest next to the files: a program that can write it can forge it, so it shows only damage"
+WHO = (
+    "who wrote the manifest next to the files: any program with write access can forge it, so it can only reveal damage"
+)
 
-# Longest job id, and the files that a pull keeps in its staging folder, with their maximum sizes in bytes.
+# The maximum length of a job id, and the files in the staging folder of a pull with their maximum sizes in bytes.
 _LONGEST = 200
 _BESIDE = {"lock": 0, "owner": _LONGEST, LOG_NAME: 1 << 30}
 
@@ -57,14 +59,13 @@ def verify(
     budget: Budget | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Verify a checkpoint file, a checkpoint folder or a run's whole folder of outputs.
+    """Verify a checkpoint file, a checkpoint folder or the folder with all outputs of a run.
 
-    The files are compared with `manifest`, in which `under` is the path of `path` itself. Without it, a manifest next
-    to the checkpoint is used, if one was written at save time. `expected` has the sizes and digests of some of the
-    files from another source. `against` is an earlier checkpoint that this one should differ from, the base of an
-    adapter, or the source of a GGUF file; a path, or the findings of an examination. `progress` is called with numbers
-    of bytes read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or
-    NotFound.
+    The files are compared with `manifest`, which lists `path` as `under`. If it is None, a manifest next to the
+    checkpoint is used if one was written at save time. `expected` has the sizes and digests of some of the files from
+    another source. `against` is an earlier checkpoint that this one should differ from, the base of an adapter, or the
+    source of a GGUF file. It is a path or the findings of an examination. `progress` is called with numbers of bytes
+    read, from several threads. Bad content never raises; an invalid or missing path raises BadRequest or NotFound.
     """
     path = usable(path)
     ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
@@ -91,9 +92,9 @@ def report(
     against: Findings | None = None,
     compared: Mapping[str, Compared] | None = None,
 ) -> Report:
-    """Return the report of an examination on another machine; `path` is its path there.
+    """Return the report about an examination on another machine. `path` is the path of the checkpoint on that machine.
 
-    `compared` maps the name of the other path to the result of the comparison there.
+    `compared` maps the name of the other path to the result of a comparison on that machine.
     """
     extra = _Extra()
     if against is not None:
@@ -131,13 +132,14 @@ def usable(path: Path) -> Path:
         raise BadRequest(f"{short(path)!r} is not a valid path: {why}", "Use the path of a file or a folder.") from why
     if not there:
         raise NotFound(
-            f"no file or folder at {short(path)}", "Use the path of a checkpoint, the id of a job, or hf://owner/name."
+            f"no file or folder exists at {short(path)}",
+            "Use the path of a checkpoint, the id of a job, or hf://owner/name.",
         )
     return path
 
 
 class _Extra(Evidence):
-    """The lines of a report that belong to no file or folder."""
+    """The lines of a report that are not about a single file or folder."""
 
     def __init__(self) -> None:
         self.proved: list[str] = []
@@ -149,7 +151,7 @@ class _Extra(Evidence):
 
 
 def _left_by_a_pull(tree: Tree) -> frozenset[str]:
-    """Return the files that a pull adds to the artifacts: its lock, its owner's name and the job's log."""
+    """Return the files that a pull adds to the artifacts: its lock, the id of its job and the job's log."""
     found: set[str] = set()
     for folder in tree.folders:
         staging = folder.folders.get(STAGING)
@@ -162,7 +164,7 @@ def _left_by_a_pull(tree: Tree) -> frozenset[str]:
 
 
 def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
-    """Examine the files on the manifest and compare them with it; without a manifest, examine all files."""
+    """Examine the files in the manifest and compare them with it. Without a manifest, examine all files."""
     extra = _Extra()
     if manifest is None:
         found = examine(path, ask)
@@ -170,12 +172,12 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
             extra.not_checked.append(WHO)
         return found, extra
     listed = manifests.expected((f.model_dump() for f in manifest.files), under)
-    # If an output has the log's name, a pull stores the log elsewhere.
+    # If an output has the same name as the log, a pull stores the log elsewhere.
     ask = replace(ask, expected=listed, only=frozenset(listed), ours=lambda tree: _left_by_a_pull(tree) - listed.keys())
     found = examine(path, ask)
     gone = sorted(n for n in listed if n not in found.entries)
     if gone:
-        extra.refute(f"{len(gone):,} files of the manifest are missing: {some(gone)}")
+        extra.refute(f"{len(gone):,} files in the manifest are missing: {some(gone)}")
     base = under.strip("/")
     never = [m for m in manifest.missing if not base or (m.lstrip("/") + "/").startswith(base + "/")]
     if never:
@@ -185,13 +187,13 @@ def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, as
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
             if entry.path in listed and not entry.sealed and not entry.problems and not entry.doubts:
-                entry.doubt("the manifest has no digest for it, so the copy can't be proven equal", Cause.UNSEALED)
+                entry.doubt("the manifest has no digest for it, so the copy can't be proven", Cause.UNSEALED)
     # A pull adds the log and its staging folder to the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
-        extra.not_checked.append(f"{len(others):,} files that are not on the manifest: {some(others)}")
+        extra.not_checked.append(f"{len(others):,} files that are not in the manifest: {some(others)}")
     if not listed:
-        extra.doubt("the manifest lists no file here")
+        extra.doubt("the manifest lists no file in this folder")
     return found, extra
 
 
@@ -212,7 +214,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     newest = max(resumable, key=lambda c: (c.step or 0, not c.resume), default=None)
     if level is Level.RESUME:
         if newest is None:
-            whole.doubt("no whole checkpoint with a step was found to resume from")
+            whole.doubt("found no proven checkpoint with a step from which training could resume")
         else:
             for line in newest.resume:
                 whole.refute(f"{newest.path}: {line}", Cause.NO_RESUME)
@@ -221,7 +223,7 @@ def _report(path: str, level: Level, found: Findings, extra: _Extra) -> Report:
     readable += [c for f in files if f.path not in left for c in f.causes]
     parts: list[FileEvidence | CheckpointEvidence] = [*files, *checkpoints]
     causes = gravest_first([*whole.why, *(c for part in parts for c in part.causes)])
-    # The points that the layouts did not check: each line once, with the first folder that it applies to.
+    # The checks that the layouts could not make. Each line occurs once, with the first folder to which it applies.
     still_open = {line: _at(j, line) for j in reversed(found.judgements) for line in j.unproved}.values()
     return Report(
         path=path,
@@ -249,7 +251,7 @@ def _at(judgement: Judgement, line: str) -> str:
 
 
 def _file(entry: Entry) -> FileEvidence:
-    """Return the findings about a file in the report's model."""
+    """Return the findings about a file in the form of a report."""
     return FileEvidence(
         path=entry.path,
         format=entry.format,
@@ -266,13 +268,13 @@ def _file(entry: Entry) -> FileEvidence:
 
 
 def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] = frozenset()) -> CheckpointEvidence:
-    """Return the combined verdict of the folder's judgements and files, except the files in `without`."""
+    """Return the combined findings about a folder and its files, except the files in `without`."""
     same = [j for j in found.judgements if j.path == judgement.path]
     below = [j for j in found.judgements if not judgement.path or j.path.startswith(judgement.path + "/")]
     below = same + [j for j in below if j not in same]
     problems = [_at(j, p) if j.path != judgement.path else p for j in below for p in j.problems]
     doubts = [_at(j, d) if j.path != judgement.path else d for j in below for d in j.doubts]
-    # Only the folder itself and DeepSpeed's parts in it determine whether a resume works.
+    # Whether a resume works depends only on the folder itself and on DeepSpeed's parts in it.
     part = re.compile(re.escape(judgement.path + "/" if judgement.path else "") + r"global_step\d+")
     resume = [
         r for j in below if j.path == judgement.path or (not j.checkpoint and part.fullmatch(j.path)) for r in j.resume
@@ -296,18 +298,18 @@ def _checkpoint(judgement: Judgement, found: Findings, without: frozenset[str] =
 
 
 def _not_checked(level: Level, found: Findings) -> list[str]:
-    """Return the checks that this level omits, each with the way to make them."""
+    """Return the checks that this level omits, each with the way to make it."""
     lines = []
     unsealed = sum(not e.sealed for e in found.entries.values())
     if level is Level.STRUCTURE:
         lines.append("the bytes inside the tensors; use level content")
     elif unsealed:
         lines.append(
-            f"whether {unsealed:,} files equal the saved ones bit for bit; "
+            f"whether {unsealed:,} files are identical to the saved ones; "
             "write a manifest at save time, or verify against the machine's manifest"
         )
     if level in (Level.STRUCTURE, Level.CONTENT):
-        lines.append("whether the tensors load; use level load")
+        lines.append("whether the tensors can be loaded; use level load")
     if level is not Level.RESUME:
         lines.append("whether training can resume from here; use level resume")
     return lines

@@ -1,7 +1,7 @@
-"""A strict reader of zip archives: an archive is read unambiguously or rejected. Standard library only.
+"""Read zip archives strictly: an archive that two readers could read differently is rejected. Standard library only.
 
-`zipfile` tolerates irregularities that archives of weights never have: bytes before, after and between members, two
-members with one name, local headers that disagree with the directory. With any of these, two readers may extract
+`zipfile` accepts irregularities that archives of weights never have: bytes before, after and between members, two
+members with the same name, local headers that differ from the directory. With any of these, two readers may extract
 different files.
 """
 
@@ -34,12 +34,12 @@ class Member:
     packed: int
     size: int
     start: int
-    # The writer omitted the CRCs, as torch does on request: all of them are zero.
+    # The writer omitted the CRCs, as torch does on request; all CRCs of the archive are zero.
     unchecked: bool = False
 
 
 def members(source: Source, limits: Limits) -> dict[str, Member]:
-    """Return the archive's members by name. Raises Broken for irregularities that no writer of weights produces."""
+    """Return the archive's members by name. Raises Broken for irregularities that archives of weights never have."""
     count, size, offset = _directory(source)
     if count > limits.members:
         raise Doubtful(f"lists {count:,} members; more than {limits.members:,} are not examined", Cause.LIMIT)
@@ -49,17 +49,17 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
     for _ in range(count):
         member, at = _entry(source, table, at, offset)
         if member.name in found:
-            raise Broken(f"has two members called {short(member.name, 60)}", Cause.CONTRADICTION)
+            raise Broken(f"has two members named {short(member.name, 60)}", Cause.CONTRADICTION)
         found[member.name] = member
     if at != size:
         raise Broken("its directory is longer than its entries")
-    # Only headers separate members: no overlap, no hidden bytes between them.
+    # Members must not overlap, and only headers may separate them.
     at = 0
     for m in sorted(found.values(), key=lambda m: (m.start, m.packed)):
         head = m.start - at
         if head < _LOCAL.size + len(m.name.encode()):
             raise Broken(f"member {short(m.name, 60)} overlaps the one before it", Cause.CONTRADICTION)
-        # header, name, extra field (64-bit sizes and padding), and the descriptor of the member before
+        # The header, name and extra field (64-bit sizes and padding), and the data descriptor of the previous member.
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
             raise Broken(f"{head:,} bytes before member {short(m.name, 60)} belong to no member", Cause.CONTRADICTION)
         at = m.start + m.packed
@@ -81,15 +81,15 @@ def ends_whole(source: Source) -> bool:
 
 
 def span(member: Member) -> Span:
-    """Return the span of a stored member that its CRC protects."""
+    """Return the span of a stored member, for which the archive has a CRC."""
     return Span(member.name, member.start, member.start + member.packed, member.crc)
 
 
 def read(source: Source, member: Member, cap: int) -> bytes:
-    """Return a small member's bytes, checked against its CRC. Raises Doubtful above `cap` bytes."""
+    """Return the bytes of a small member, and check its CRC. Raises Doubtful if it has more than `cap` bytes."""
     if member.size > cap:
         raise Doubtful(
-            f"member {short(member.name, 60)} has {member.size:,} bytes; above {cap:,} it is not read", Cause.LIMIT
+            f"member {short(member.name, 60)} has {member.size:,} bytes; at most {cap:,} are read", Cause.LIMIT
         )
     data = source.at(member.start, member.packed)
     if not member.stored:
@@ -99,9 +99,9 @@ def read(source: Source, member: Member, cap: int) -> bytes:
         except zlib.error as why:
             raise Broken(f"member {short(member.name, 60)} can't be decompressed: {why}") from why
     if len(data) != member.size:
-        raise Broken(f"member {short(member.name, 60)} has another size than in the directory")
+        raise Broken(f"member {short(member.name, 60)} has a different size in the directory")
     if not member.unchecked and zlib.crc32(data) != member.crc:
-        raise Broken(f"member {short(member.name, 60)} fails its CRC")
+        raise Broken(f"member {short(member.name, 60)} does not match its CRC")
     return data
 
 
@@ -114,24 +114,24 @@ def unpackable(source: Source, packed: Iterable[Member], limits: Limits) -> None
     """Raise Doubtful if the compressed members exceed the allowance of their archive."""
     total, most = sum(m.size for m in packed), allowance(source, limits)
     if total > most:
-        raise Doubtful(f"unpacks to {total:,} bytes; above {most:,} it is not unpacked", Cause.LIMIT)
+        raise Doubtful(f"has {total:,} bytes when unpacked; at most {most:,} are unpacked", Cause.LIMIT)
 
 
 def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
-    """Yield a compressed member in pieces; compare size and CRC at the end. Memory is bounded, also for zip bombs."""
+    """Yield a compressed member in pieces; compare its size and CRC at the end. Zip bombs do not exhaust the memory."""
     if member.size > limits.inflate_ratio * max(member.packed, 1):
         raise Broken(
-            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}, which is impossible",
+            f"member {short(member.name, 60)} stores {member.size:,} bytes in {member.packed:,}, which is impossible",
             Cause.CONTRADICTION,
         )
     if member.size > allowance(source, limits):
         raise Doubtful(
-            f"member {short(member.name, 60)} claims {member.size:,} bytes from {member.packed:,}; it is not unpacked",
+            f"member {short(member.name, 60)} stores {member.size:,} bytes in {member.packed:,}; it is not unpacked",
             Cause.LIMIT,
         )
     machine, crc, size, at, pending = zlib.decompressobj(-15), 0, 0, 0, b""
     out = b""
-    # After its last input, zlib may have more output than one call returns.
+    # After the last input, zlib may have more output than one call returns.
     while not machine.eof and (at < member.packed or pending or out):
         if not pending and at < member.packed:
             pending = source.at(member.start + at, min(1 << 18, member.packed - at))
@@ -147,11 +147,11 @@ def inflate(source: Source, member: Member, limits: Limits) -> Iterator[bytes]:
         yield out
     fits = member.unchecked or crc == member.crc
     if not machine.eof or machine.unused_data or at != member.packed or size != member.size or not fits:
-        raise Broken(f"member {short(member.name, 60)} fails its size or CRC")
+        raise Broken(f"member {short(member.name, 60)} does not match its size or CRC")
 
 
 def _end_record(source: Source) -> tuple[int, tuple[int, ...]]:
-    """Return the offset and the fields of the last end record. Raises Broken if it is missing or incomplete."""
+    """Return the offset and the fields of the last end record. Raises Broken if the record is missing or incomplete."""
     if source.size < _END.size:
         raise Broken(f"has {source.size} bytes; a zip archive can't be that small")
     tail_at = max(0, source.size - _END.size - 65_535)
@@ -170,12 +170,12 @@ def _directory(source: Source) -> tuple[int, int, int]:
     after = source.size - end - _END.size
     if after:
         if after == comment:
-            raise Doubtful(f"a comment of {after:,} bytes follows its zip directory; writers of weights add none")
+            raise Doubtful(f"has a zip comment of {after:,} bytes; programs that write weights add none")
         raise Broken(f"{after:,} bytes after its zip directory belong to no member", Cause.CONTRADICTION)
     if disk or first or here != count:
         raise Doubtful("claims to be part of a set of disks")
     narrow = (count, size, offset)
-    # torch writes the 64-bit record always, needed or not
+    # torch always writes the 64-bit record, even if it is not needed.
     if end >= 20 + _END64.size and source.at(end - 20, 4) == b"PK\6\7":
         _, disk, where, disks = struct.unpack("<4sLQL", source.at(end - 20, 20))
         if disk or disks > 1 or where + _END64.size != end - 20:
@@ -185,7 +185,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
         if sign != b"PK\6\6" or disk or first or here != count:
             raise Broken("its 64-bit zip record is invalid")
     elif _FULL in (size, offset) or count == 0xFFFF:
-        raise Broken("lacks the 64-bit zip record that it announces")
+        raise Broken("lacks the 64-bit zip record that its sizes require")
     if offset + size != end:
         raise Broken("its zip directory does not end at the end record")
     if size < count * _ENTRY.size:
@@ -215,7 +215,10 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         raise Doubtful("has a member whose name is not UTF-8") from why
     parts = name.replace("\\", "/").split("/")
     if not name or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
-        raise Broken(f"has a member called {short(name, 60)!r}, which points out of the folder", Cause.CONTRADICTION)
+        raise Broken(
+            f"has a member named {short(name, 60)!r}, which would be extracted outside of the folder",
+            Cause.CONTRADICTION,
+        )
     if _FULL in (packed, size, offset):
         packed, size, offset = _wide(table[at + _ENTRY.size + n : stop - c], packed, size, offset)
     if flags & 1 or disk:
@@ -226,7 +229,7 @@ def _entry(source: Source, table: bytes, at: int, limit: int) -> tuple[Member, i
         raise Doubtful(f"member {short(name, 60)} uses the unsupported compression method {method}")
     start = _local(source, raw, name, offset, method)
     if start + packed > limit:
-        raise Broken(f"member {short(name, 60)} reaches beyond the archive's data")
+        raise Broken(f"member {short(name, 60)} exceeds the archive's data")
     if method == 0 and packed != size:
         raise Broken(f"member {short(name, 60)} is stored, but its two sizes differ", Cause.CONTRADICTION)
     return Member(name, method == 0, crc, packed, size, start), stop
@@ -245,19 +248,21 @@ def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, 
         wide = []
         for narrow in (size, packed, offset):
             if narrow == _FULL and not values:
-                raise Broken("a member lacks the 64-bit size that it announces")
+                raise Broken("a member lacks a 64-bit size that it requires")
             wide.append(values.pop(0) if narrow == _FULL else narrow)
         return wide[1], wide[0], wide[2]
-    raise Broken("a member lacks the 64-bit size that it announces")
+    raise Broken("a member lacks a 64-bit size that it requires")
 
 
 def _local(source: Source, raw: bytes, name: str, offset: int, method: int) -> int:
-    """Return the offset of the member's bytes. Raises Broken if local header and directory differ."""
+    """Return the offset of the member's bytes. Raises Broken if the local header and the directory differ."""
     n: int
     x: int
     sign, _, _, m, _, _, _, _, _, n, x = _LOCAL.unpack(source.at(offset, _LOCAL.size))
     if sign != b"PK\3\4":
-        raise Broken(f"member {short(name, 60)} does not begin at the directory's offset", Cause.CONTRADICTION)
+        raise Broken(f"member {short(name, 60)} does not begin at its offset in the directory", Cause.CONTRADICTION)
     if m != method or n != len(raw) or source.at(offset + _LOCAL.size, n) != raw:
-        raise Broken(f"member {short(name, 60)} has another name or method in its own header", Cause.CONTRADICTION)
+        raise Broken(
+            f"member {short(name, 60)} has a different name or method in its local header", Cause.CONTRADICTION
+        )
     return offset + _LOCAL.size + n + x

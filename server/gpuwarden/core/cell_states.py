@@ -1,6 +1,6 @@
-"""Reconcile the plan of a fan-out with its queues and copies: the state of every cell, and the launchable cells.
+"""Compare the plan of a fan-out with its queues and copies: find each cell's state and the cells that can be launched.
 
-Everything here is pure.
+All functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Sighting:
 class Reconciled:
     """The plan compared with the queues and their copies.
 
-    `states` has every cell of the plan. `duplicates` are cells that ran to their end more than once. `strangers` are
-    folders, given as job and index, of cells that are not in their queue or that have another configuration.
-    `launchable` are the cells that a machine may run now.
+    `states` has every cell of the plan. `duplicates` are cells that completed more than once. `strangers` are folders,
+    given as job and index, of cells that are not in their queue or that have another configuration. `launchable` are
+    the cells that a machine may run now.
     """
 
     states: dict[int, CellState]
@@ -89,9 +89,9 @@ def reconcile(
 ) -> Reconciled:
     """Compare a plan with the launched queues and the content of their copies.
 
-    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. While the copy of a
-    queue is not examined, the queue's cells are not launchable, since the copy may contain them. `resumed` is the
-    number of queues when a cell got further tries; of the earlier queues, only a proof counts.
+    A cell is launchable if it is not proven, no open queue may still run it, and it has tries left. Until the copy of a
+    queue has been examined, the queue's cells are not launchable, because the copy may contain them. `resumed` maps a
+    cell that was given more tries to the number of queues at that time; of those queues, only proven results count.
     """
     before = resumed or {}
     configs = {cell.index: cell.config for cell in cells}

@@ -1,4 +1,4 @@
-"""Clocks as parameters, so that tests need not wait."""
+"""Clocks that are passed as parameters, so that tests do not have to wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio
 
 
 class Clock(Protocol):
-    """A source of the time, with a way to wait."""
+    """The interface of a clock, which returns the time and waits."""
 
     def now(self) -> float:
         """Return seconds since the epoch."""
@@ -33,29 +33,29 @@ class SystemClock:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for real."""
+        """Wait in real time."""
         await anyio.sleep(seconds)
 
 
 class ShiftedClock:
-    """Add the seconds in a file to the system clock, for every process that reads the file.
+    """The system clock plus the number of seconds in a file, for every process that reads the file.
 
     With this clock, a rehearsal of hours takes less real time. `sleep` waits in real time, so that processes can run. A
-    missing or unreadable file counts as no shift.
+    missing or unreadable file counts as 0 seconds.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def now(self) -> float:
-        """Return seconds since the epoch, shifted."""
+        """Return the shifted time in seconds since the epoch."""
         try:
             return time.time() + float(self.file.read_text("ascii"))
         except (OSError, ValueError):
             return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for real."""
+        """Wait in real time."""
         await anyio.sleep(seconds)
 
 

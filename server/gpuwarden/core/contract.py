@@ -27,12 +27,12 @@ TEXTS = Value(lambda v: isinstance(v, tuple) and all(isinstance(t, str) and t fo
 
 
 def one_of(*choices: str) -> Value:
-    """Return the check for one of the given strings."""
+    """Return the check that an attribute is one of the given strings."""
     return Value(lambda v: isinstance(v, str) and v in choices, "one of " + ", ".join(repr(c) for c in choices))
 
 
 def instance_of(kind: type) -> Value:
-    """Return the check for an instance of a class."""
+    """Return the check that an attribute is an instance of a class."""
     return Value(lambda v: isinstance(v, kind), "a " + kind.__name__)
 
 
@@ -43,14 +43,14 @@ class Contract:
     home: str
     values: Mapping[str, Value] = field(default_factory=dict)
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Plain functions by name, with the parameters of their call."""
+    """The functions that are not async, by name, with the parameters that they are called with."""
     product: type | None = None
-    """The protocol of the object that `create` returns; requires `create` among the functions."""
+    """The protocol of the object that `create` returns. If it is set, `functions` must contain `create`."""
     rest: Callable[[ModuleType, str], Iterator[str]] = lambda module, name: iter(())
     """Yield faults specific to this kind of plug-in. The arguments are the module and the plug-in's name."""
 
     def faults(self, module: ModuleType, name: str) -> list[str]:
-        """Return all faults of a module as sentences; an empty list if it fulfils the contract."""
+        """Return all faults of a module as sentences; an empty list if it satisfies the contract."""
         found = []
         for key, value in self.values.items():
             if not hasattr(module, key):
@@ -86,7 +86,7 @@ def _function_faults(module: ModuleType, key: str, wanted: tuple[str, ...]) -> I
 
 
 def _signature(function: Any) -> inspect.Signature:
-    """Return a function's signature; an empty one for a C function without a readable signature."""
+    """Return a function's signature as text, or an empty string for a C function whose signature can't be read."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -94,7 +94,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def class_faults(made: type, protocol: type) -> list[str]:
-    """Return the faults of a class: methods that are missing, or differ in parameters or in being async."""
+    """Return the faults of a class: missing methods, and methods whose parameters or `async` keyword differ."""
     faults = []
     methods = inspect.getmembers(protocol, inspect.isfunction)
     for name, wanted in ((n, m) for n, m in methods if not n.startswith("_")):
@@ -135,7 +135,7 @@ def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def object_faults(made: object, protocol: type, name: str) -> list[str]:
-    """Return the faults of an object's attributes against a protocol. Its `name` must be that of the plug-in."""
+    """Compare an object's attributes with a protocol, and return the faults. Its `name` must be that of the plug-in."""
     found = []
     for key, kind in typing.get_type_hints(protocol).items():
         value = getattr(made, key, None)

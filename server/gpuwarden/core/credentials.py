@@ -1,7 +1,7 @@
 """Read credentials and endpoints from an environment, so that no HTTP client can quote a credential in an error.
 
-A token that was read from a file often ends in a line break. HTTP clients reject such a header, and their error quotes
-all of it.
+A token that was read from a file often ends in a line break. HTTP clients reject a header with a line break, and their
+error message quotes the full header.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOGIN = re.compile(r"(?s)^((?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?.*@")
 
 
 def credential(env: Mapping[str, str], name: str) -> str | None:
-    """Return the value of a variable without surrounding white space, None if it is empty. Raises AuthFailed."""
+    """Return the value of a variable without surrounding white space, or None if it is empty. Raises AuthFailed."""
     return sendable(name, env.get(name, "").strip()) or None
 
 
@@ -33,5 +33,5 @@ def sendable(name: str, value: str) -> str:
 
 
 def without_login(url: str) -> str:
-    """Return an endpoint without surrounding white space and without the user and password in it."""
+    """Return an endpoint without surrounding white space, user name and password."""
     return _LOGIN.sub(r"\1", url.strip())

@@ -1,4 +1,4 @@
-"""Deadlines outside of gpuwarden's control: an instance's platform limit, an account's balance at its burn rate."""
+"""Deadlines that gpuwarden can't change: platforms' limits for instances, and when accounts' balances are used up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.core.models import Answer, Balance, Unknown
 from gpuwarden.core.money import money, usd_per_hour
 
 FAR_S: Final = 366 * 86_400.0
-"""Deadlines beyond this horizon are ignored, because prices change earlier."""
+"""Later deadlines are ignored, because prices will have changed before then."""
 
 
 def utc(at: float) -> str:
@@ -22,8 +22,8 @@ def utc(at: float) -> str:
 class Deadline:
     """One deadline of one machine: when it fires (seconds since the epoch), why, and its effect.
 
-    `after_job`: it can't fire before the time limit of the machine's job. gpuwarden itself requests deadlines of this
-    kind.
+    `after_job`: it can't fire before the time limit of the machine's job. The deadlines that gpuwarden itself requests
+    are of this kind.
     """
 
     at: float

@@ -1,7 +1,7 @@
 """An engine's queues and limits, and the request for a job, as values that rules read.
 
 An engine is an existing scheduler, such as Slurm, Kubernetes or Ray. It decides where and when a job runs. A field that
-the engine did not report is None. None never means "no limit"; that is `UNLIMITED`.
+the engine did not report is None. None never means "no limit"; a field without a limit is `UNLIMITED`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Queue(Frozen):
     """One queue of an engine, such as a Slurm partition. `open` is False if it accepts or starts no jobs now.
 
     `preempts` is the effect on its jobs when the engine makes room for other jobs. `gpus` is the number of GPUs of one
-    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that the queue admits, None
-    for all; `own_qos` is the QOS whose limits apply to all of its jobs.
+    machine by type, "" if the engine does not name the type. `accounts` and `qos` are those that the queue admits, or
+    None if it admits all; `own_qos` is the QOS whose limits apply to all of its jobs.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Asked(Frozen):
     """Number of tasks of an array; 1 for a plain job."""
 
     def of_machine(self, resource: str) -> int:
-        """Return the least amount requested of each machine: 0 for a resource left to the engine."""
+        """Return the minimum amount of a resource requested per machine; 0 if the engine chooses the amount."""
         kind = resource.removeprefix("gres/gpu").removeprefix(":").lower()
         if resource.startswith("gres/gpu"):
             return self.gpus if kind in ("", self.gpu.lower()) else 0
@@ -64,7 +64,7 @@ class Asked(Frozen):
 
 
 class Ceiling(Frozen):
-    """One limit that an engine's accounting sets on a job, and its present usage.
+    """One limit that an engine's accounting sets on a job, and the current usage.
 
     `kind` is the limited quantity: jobs in the queue, running jobs, seconds of one job, a resource of one job or of
     each of its machines, or minutes of a resource, of one job or over all jobs of `owner`. `resource` is Slurm's word,
@@ -79,9 +79,9 @@ class Ceiling(Frozen):
     resource: str = ""
 
     def wanted(self, asked: Asked) -> int:
-        """Return the smallest amount that the job uses of the limited quantity.
+        """Return the minimum amount of the limited quantity that the job uses.
 
-        Values left to the engine count as 0 or 1.
+        Values that the engine chooses count as 0 or 1.
         """
         if self.kind in ("submitted", "running"):
             return asked.tasks
@@ -103,13 +103,13 @@ class Ceiling(Frozen):
     def exceeded(self, asked: Asked) -> bool:
         """Return whether the job can never start under this limit.
 
-        Running jobs do not count, because they end and make room.
+        For a limit on running jobs, the current usage is ignored, because it decreases when jobs end.
         """
         return self.wanted(asked) > self.left if self.kind != "running" else self.most == 0
 
 
 class EngineLimits(Frozen):
-    """An engine's answer before a job is submitted to it. `accounts` and `qos` are the user's own, None if unknown.
+    """An engine's limits, read before a job is submitted. `accounts` and `qos` are the user's own, or None if unknown.
 
     `ceilings` are the accounting limits that apply to this job. `unread` is the reason why some limits of the engine
     are not known. `refusal` is the engine's own message from a dry run of this job; it is empty if a ceiling already

@@ -2,17 +2,17 @@
 
 ```
 WardenError              code, message, next_steps, retry
-├── Refused              a gate refused; carries the findings
+├── Refused              a gate refused the request; contains the findings
 │   └── NoSandbox        a job would run unconfined on this machine, and the policy does not allow it
-├── BadRequest           the arguments can't be used as they are
+├── BadRequest           the arguments are invalid
 ├── NotFound             no such job, ticket, profile, file
 ├── Conflict             the state changed: an illegal transition, a used approval, another writer
 ├── AuthFailed           a key or token is missing, wrong or too weak
 ├── NoCapacity           the platform has no capacity for the request now
 ├── RateLimited          too many requests
 ├── Unreachable          no response, so nothing is known
-├── NotSupported         this platform or build can't do that
-├── BadReply             a response of unknown shape; nothing is concluded from it
+├── NotSupported         this platform or build does not support the operation
+├── BadReply             a response in an unknown format; no conclusion is drawn from it
 ├── LedgerError          the ledger can't be read or written
 ├── DiskError            another of gpuwarden's files can't be read or written
 └── Internal             a bug; completed actions are in the ledger
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 class WardenError(Exception):
-    """Base of all errors: `str(error)` is the message, and `next_steps` are the fix.
+    """Base class of all errors: `str(error)` is the message, and `next_steps` are the fix.
 
-    A plain sentence becomes one manual step.
+    A `hint` that is a plain sentence becomes one manual step.
     """
 
     code: ClassVar[str] = "error"
@@ -49,7 +49,7 @@ class WardenError(Exception):
         self.message = message
         self.next_steps = steps(hint)
         self.unsent = False
-        """No request that could rent a machine was sent, so this refused create needs no second check."""
+        """True if no request that could rent a machine was sent, so that the failed create needs no second check."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form for programs; `interfaces.results` has the one for replies."""
@@ -59,7 +59,7 @@ class WardenError(Exception):
 
 @contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Mark the errors of a block that only prepares a create, such as a search for an offer, as unsent."""
+    """Mark errors raised in a block that only prepares a create, such as a search for an offer, as unsent."""
     try:
         yield
     except WardenError as error:
@@ -68,7 +68,7 @@ def nothing_sent() -> Iterator[None]:
 
 
 class Refused(WardenError):
-    """A gate refused. `findings` name the rules, the reasons and the fixes."""
+    """A gate refused the request. `findings` name the rules, the reasons and the fixes."""
 
     code = "refused"
 
@@ -84,13 +84,13 @@ class NoSandbox(Refused):
 
 
 class BadRequest(WardenError):
-    """The arguments can't be used as they are."""
+    """The arguments are invalid."""
 
     code = "bad_request"
 
 
 class NotFound(WardenError):
-    """The named object does not exist; the search was complete."""
+    """The named object does not exist; the search for it was complete."""
 
     code = "not_found"
 
@@ -115,7 +115,7 @@ class NoCapacity(WardenError):
 
 
 class RateLimited(WardenError):
-    """Too many requests; `after_s` is the number of seconds to wait, None if the service does not give it."""
+    """Too many requests; `after_s` is the number of seconds to wait, or None if the service does not give it."""
 
     code = "rate_limited"
     retry = True
@@ -133,13 +133,13 @@ class Unreachable(WardenError):
 
 
 class NotSupported(WardenError):
-    """The platform or the build can't do that."""
+    """The platform or this build does not support the operation."""
 
     code = "not_supported"
 
 
 class BadReply(WardenError):
-    """A response of unknown shape. Nothing is concluded from it."""
+    """A response in an unknown format. No conclusion is drawn from it."""
 
     code = "bad_reply"
 

@@ -1,10 +1,10 @@
-"""The rule by which evidence becomes a verdict. Standard library only, since it is shipped to machines.
+"""Derive a verdict from evidence. Standard library only, since the module is shipped to machines.
 
 - *refuted* needs positive evidence: damage, a contradiction between parts, or a name that is known to run code.
-- *unknown* is everything that is only not understood; the causes name the missing evidence.
-- *proven* is the rest: all of it was read, and loading it can't call anything outside the allow-list.
+- *unknown* means that something was not understood or not checked; the causes name the missing evidence.
+- *proven* means that everything was read, and that loading it can't call anything outside the allow-list.
 
-A cause is a value. Sentences about a cause are for readers; no branch depends on them.
+A cause is an enum member. Sentences about a cause are for readers; no code depends on their wording.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Iterable, List, Tuple  # noqa: UP035  (evaluated on Pyth
 
 
 class Cause(str, Enum):  # noqa: UP042
-    """Causes why something is not proven, the gravest first. The first five refute."""
+    """The reasons why a file or folder is not proven, most serious first. The first five refute it."""
 
     __str__ = str.__str__
 
@@ -24,24 +24,24 @@ class Cause(str, Enum):  # noqa: UP042
     """Two parts disagree: two readers would read different content, or files of one folder do not belong together."""
     NOT_FINITE = "not_finite"
     NO_RESUME = "no_resume"
-    """It is undamaged, but a part that a resume needs is missing or does not fit."""
+    """The checkpoint is undamaged, but a part that a resume needs is missing or does not fit."""
 
     NEEDS_CODE = "needs_code"
-    """Loading it calls code that is on no list, so it can't be shown to be harmless."""
+    """Loading the file calls code that is not on the allow-list, so it can't be shown to be harmless."""
     UNREAD = "unread"
-    """No reader of this version understands it, or all of it."""
+    """No reader in this version understands the file completely."""
     LIMIT = "limit"
-    """It exceeds a limit on time, memory or size."""
+    """The file exceeds a limit on time, memory or size."""
     UNSEALED = "unsealed"
-    """No digest of it was recorded for comparison."""
+    """No digest of the file was recorded for comparison."""
     CHANGING = "changing"
-    """It was written to while it was read, or could not be opened."""
+    """The file changed while it was being read, or it could not be opened."""
     NOT_LOADED = "not_loaded"
-    """The library that loads its format is missing or rejects it."""
+    """The library that loads the file's format is missing or rejects the file."""
 
     @property
     def refutes(self) -> bool:
-        """Return true for positive evidence."""
+        """Return whether the cause refutes a file instead of leaving it unknown."""
         return self in _REFUTES
 
 
@@ -67,9 +67,9 @@ def known(texts: Iterable[Any]) -> List[Cause]:  # noqa: UP006
 
 
 class Evidence:
-    """Findings: `problems` refute, `doubts` leave it unknown; `causes` classify both.
+    """Findings about a file or folder: `problems` refute it, `doubts` leave it unknown, and `causes` classify both.
 
-    If a plug-in adds a line without a cause, the line gets the usual cause of its kind.
+    If a plug-in adds a problem or a doubt without a cause, it gets the default cause for problems or for doubts.
     """
 
     problems: List[str]  # noqa: UP006
@@ -78,16 +78,16 @@ class Evidence:
     usual = (Cause.DAMAGE, Cause.UNREAD)
 
     def refute(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
-        """Add positive evidence against it. Raises ValueError for a cause that does not refute."""
+        """Add a problem, which is positive evidence. Raises ValueError for a cause that does not refute."""
         if not cause.refutes:
-            raise ValueError(f"{cause} is not evidence that refutes")
+            raise ValueError(f"the cause {cause} does not refute")
         self.problems.append(why)
         self.causes.append(cause)
 
     def doubt(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         """Add a doubt: a part that was not understood or not checked. Raises ValueError for a cause that refutes."""
         if cause.refutes:
-            raise ValueError(f"{cause} is more than a doubt")
+            raise ValueError(f"the cause {cause} refutes, so it can't be a doubt")
         self.doubts.append(why)
         self.causes.append(cause)
 
@@ -99,7 +99,7 @@ class Evidence:
 
     @property
     def why(self) -> Tuple[Cause, ...]:  # noqa: UP006
-        """Return the causes, gravest first; lines without one have the usual cause."""
+        """Return the causes, most serious first; problems and doubts without a cause have the default one."""
         refuting, doubting = self.usual
         found = list(self.causes)
         if self.problems and not any(c.refutes for c in found):
@@ -110,5 +110,5 @@ class Evidence:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict of all findings, which is that of the gravest cause."""
+        """Return the verdict of all findings, which depends on the most serious cause."""
         return verdict(self.why)

@@ -1,7 +1,7 @@
-"""Plans of fan-outs: cells from a grid or a random search, and machines for them.
+"""Plans of fan-outs: create cells from a grid or a random search, and assign them to machines.
 
-Everything here is pure. A cell is one run with one configuration. Its index is its identity in the plan. The digest of
-its configuration shows whether a folder belongs to this cell.
+All functions in this module are pure. A cell is one run with one configuration. Its index is its identity in the plan.
+The digest of its configuration shows whether a folder belongs to this cell.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpuwarden.core.models import MAX_CELLS, Cell, Frozen, JobSpec, digest
 
 SEED: Final = "seed"
 QUEUE_START_S: Final = 300
-"""Seconds that a queue has in addition to the time of its cells, to install packages once and to store files."""
+"""Extra seconds for each queue in addition to the time of its cells, to install packages once and to store files."""
 
 
 class Search(Frozen):
     """A search that chooses settings according to the results of earlier cells.
 
-    `space` contains texts: `low..high` or `a,b,c`.
+    `space` maps each setting to a range `low..high` or to a list of choices `a,b,c`.
     """
 
     space: dict[str, str] = Field(min_length=1, max_length=16)
@@ -66,9 +66,9 @@ class FanOutPlan(Frozen):
         if self.base.cells or self.base.script is None:
             raise ValueError("a fan-out needs a script, and its cells belong in the plan, not in the job")
         if self.base.alternatives:
-            raise ValueError("a fan-out runs on one platform; leave the alternatives out")
+            raise ValueError("a fan-out runs on one platform; remove the alternatives")
         if not self.cells and self.search is None:
-            raise ValueError("the plan has no cell")
+            raise ValueError("the plan has no cells")
         if [cell.index for cell in self.cells] != list(range(len(self.cells))):
             raise ValueError("the indices of the cells must be 0, 1, 2 ... in this order")
         if wrong := next((c for c in self.cells if c.config != config_of(self.base, c.settings)), None):
@@ -80,7 +80,7 @@ class FanOutPlan(Frozen):
             first[cell.config] = cell.index
             weight(cell, self.weigh)
         if self.search and self.weigh:
-            raise ValueError("the cells of a search can't be weighed; leave out the setting to weigh by")
+            raise ValueError("the cells of a search can't have weights; remove the setting to weigh by")
         return self
 
     @property
@@ -101,7 +101,7 @@ def config_of(base: JobSpec, settings: Mapping[str, str]) -> str:
 
 
 def cells_of(base: JobSpec, chosen: Iterable[Mapping[str, str]], first: int = 0) -> tuple[Cell, ...]:
-    """Return the cells with these settings, in their order."""
+    """Return one cell for each of the given settings, in the same order."""
     return tuple(
         Cell(index=index, settings=dict(settings), config=config_of(base, settings))
         for index, settings in enumerate(chosen, first)
@@ -109,7 +109,10 @@ def cells_of(base: JobSpec, chosen: Iterable[Mapping[str, str]], first: int = 0)
 
 
 def grid(axes: Mapping[str, Sequence[str]], seeds: int = 0) -> list[dict[str, str]]:
-    """Return every combination, the last axis fastest, each with every seed from 0. Raises ValueError."""
+    """Return every combination of the axes, each with every seed from 0; the last axis varies fastest.
+
+    Raises ValueError if an axis is empty or repeats a value, or if the grid has too many cells.
+    """
     whole = {**axes, **({SEED: [str(n) for n in range(seeds)]} if seeds else {})}
     if seeds and SEED in axes:
         raise ValueError("the seed is both an axis of the grid and a count of seeds; leave one of them out")
@@ -158,7 +161,8 @@ def bounds(text: str) -> tuple[float, float] | None:
 
 
 def drawn(space: Mapping[str, str], count: int, seed: int) -> list[dict[str, str]]:
-    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. Equal seeds give equal draws.
+    """Return settings drawn at random: ranges on a logarithmic scale, choices evenly. The same seed gives the same
+    settings.
 
     Raises ValueError if the space has fewer different settings than `count`.
     """
@@ -187,7 +191,7 @@ def weight(cell: Cell, weigh: str) -> float:
         return 1.0
     value = float(cell.settings[weigh]) if weigh in cell.settings else math.nan
     if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"cell {cell.index} can't be weighed: {weigh} is not a positive number there")
+        raise ValueError(f"cell {cell.index} can't have a weight: its {weigh} is not a positive number")
     return value
 
 

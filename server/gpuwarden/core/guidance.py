@@ -52,7 +52,7 @@ class Action(str, Enum):  # noqa: UP042
 OF_A_JOB = frozenset(
     {Action.CHECK, Action.CANCEL, Action.PAUSE, Action.RESUME, Action.PULL, Action.VERIFY, Action.TEARDOWN}
 )
-"""Actions that take `job_id`. VERIFY may take `path` instead."""
+"""Actions with the parameter `job_id`. VERIFY may have `path` instead."""
 
 
 _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
@@ -65,11 +65,11 @@ def is_fan_out(name: str) -> bool:
 
 @dataclass(frozen=True)
 class NextStep:
-    """One thing to do next.
+    """One recommended action.
 
-    `purpose` follows the call in its sentence ("to copy the existing outputs"). `alternative` marks a step to take
-    instead of the one before it. The `text` of a MANUAL step is a sentence for the user; it names no tool, option or
-    command.
+    `purpose` is the end of the sentence that begins with the call, such as "to copy the existing outputs".
+    `alternative` marks a step to take instead of the one before it. The `text` of a MANUAL step is a sentence for the
+    user; it names no tool, option or command.
     """
 
     action: Action
@@ -89,7 +89,7 @@ class NextStep:
 
 
 Hint = Union[str, NextStep, Iterable[Union[str, NextStep]]]  # noqa: UP007
-"""The forms of a hint that callers may give; a sentence is one MANUAL step."""
+"""The types of hints that callers may pass; a sentence becomes one MANUAL step."""
 
 
 def do(action: Action, purpose: str = "", *, alternative: bool = False, **parameters: Scalar) -> NextStep:
@@ -98,7 +98,7 @@ def do(action: Action, purpose: str = "", *, alternative: bool = False, **parame
 
 
 def steps(hint: Hint) -> tuple[NextStep, ...]:
-    """Return the next steps of a hint, each once. An empty sentence is no step."""
+    """Return the next steps of a hint without duplicates and empty sentences."""
     parts = (hint,) if isinstance(hint, (str, NextStep)) else tuple(hint)
     found: list[NextStep] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Validate loose arguments into models, with one clear sentence for each problem."""
+"""Build models from unvalidated arguments, and report each problem in one clear sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
-    """Return the model built from loose values. Raises BadRequest, which names each invalid field without its value."""
+    """Build a model from unvalidated values. Raises BadRequest, which names each invalid field but not its value."""
     need_whole(values)
     try:
         return model.model_validate(values)
@@ -29,7 +29,7 @@ def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
     """Raise BadRequest for text that can't be encoded as UTF-8, and for more than `most` bytes of values."""
     left = most
     for name, value in values.items():
-        # Writing a long text as JSON takes much longer than refusing it.
+        # Serializing a long text to JSON takes much longer than rejecting it.
         size = len(name) + (len(value) if isinstance(value, str) else 0)
         try:
             if size <= left:

@@ -1,8 +1,8 @@
-"""Find secrets that are spelled out in a command line, a variable or a script.
+"""Find secrets written in plain text in a command line, a variable or a script.
 
-`fence.TOKEN` matches tokens of known shapes. This module recognizes a secret by the name before it or by its position:
-`--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such as
-`$HF_TOKEN` or the path of a key file, does not count.
+`sanitize.TOKEN` matches tokens of known formats. This module recognizes a secret by the name before it or by its
+position: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such
+as `$HF_TOKEN` or the path of a key file, does not count.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def forms_of(value: str) -> Iterator[str]:
 
 
 def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield each position in an argument list that spells out a secret, with a description of the secret."""
+    """Yield the position of each argument that contains a secret, with a description of the secret."""
     parts = [(n, part.strip("\"'")) for n, word in enumerate(words) for part in (word, *_WORD.findall(word)) if part]
     for (_, flag), (at, value) in pairwise(parts):
         if flag.startswith("-") and "=" not in flag and " " not in flag and secret_value(flag, value):
             yield at, f"the value of {flag[:40]}"
     for at, word in enumerate(words):
         yield from ((at, what) for what in spelled_in(word))
-    # Well-known programs take secrets under a short option or as a bare argument.
+    # Some well-known programs accept a secret as the value of a short option or as a positional argument.
     programs = {part.rsplit("/", 1)[-1] for _, part in parts}
     for (_, before), (at, value) in pairwise(parts):
         glued = programs & {"sshpass", "mysql", "mysqldump", "mariadb"}
@@ -94,7 +94,7 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def spelled_in(text: str) -> Iterator[str]:
-    """Yield a description of each secret that a command's word or a variable's value spells out."""
+    """Yield a description of each secret in an argument of a command or in a variable's value."""
     for found in _ASSIGNED.finditer(text):
         if secret_value(found["name"], found["value"]):
             yield f"the value of {found['name'][:40]}"
@@ -102,7 +102,7 @@ def spelled_in(text: str) -> Iterator[str]:
 
 
 def spelled_in_script(text: str) -> Iterator[str]:
-    """Yield a description of each secret that a script spells out. Only random-looking values count in code."""
+    """Yield a description of each secret in a script. In code, only values that look random count as secrets."""
     for found in _LITERAL.finditer(text):
         if secret_value(found["name"], found["value"]) and _RANDOM.search(found["value"]):
             yield f"the value of {found['name'][:40]}"
@@ -110,7 +110,7 @@ def spelled_in_script(text: str) -> Iterator[str]:
 
 
 def _marked(text: str) -> Iterator[str]:
-    """Yield a description of each secret in a text's headers and addresses."""
+    """Yield a description of each secret in the HTTP headers and URLs of a text."""
     if any(_is_value(found["value"]) for found in _HEADER.finditer(text)):
         yield "an authorization header"
     for found in _URL.finditer(text):
@@ -127,13 +127,13 @@ def _marked(text: str) -> Iterator[str]:
 
 
 def _taken(words: set[str], before: str, value: str) -> str:
-    """Return a description of the secret that a program takes in this word; empty for none."""
+    """Return a description of the secret in an argument, given the argument before it; empty if there is none."""
     if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # `-p` of ssh is a port
         return "a password for sshpass"
     if words & {"curl", "wget", "http"} and before in {"-u", "--user", "-a"}:
         return "a user and a password" if _user_and_password(value) else ""
     if "login" in words and before in {"-p", "-k", "-t"} and len(value) >= 6:
-        return f"the value of {before} of a login"
+        return f"the value of {before} in a login command"
     if "set" in words and not before.startswith("-") and secret_value(before, value):
         return f"the value of {before[:40]}"
     return "a key for a login" if before == "login" and re.fullmatch(r"[0-9a-f]{40}|wandb_\w{20,}", value) else ""
@@ -145,7 +145,7 @@ def _user_and_password(value: str) -> bool:
 
 
 def secret_value(name: str, value: str) -> bool:
-    """Return whether a name is that of a secret, and its value is a secret rather than a reference to one."""
+    """Return whether a name is one that secrets have, and its value is a secret and not a reference to one."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-").rsplit(".", 1)[-1]).lower()
     parts = [p for p in re.split(r"[_-]+", snake) if p]
     if not parts or not _is_value(value):
@@ -163,6 +163,6 @@ def secret_value(name: str, value: str) -> bool:
 
 
 def _is_value(value: str) -> bool:
-    """Return whether a text is a value, not a placeholder, a switch, a variable's name or a path."""
+    """Return whether a text is a value, not a placeholder, a flag, a variable's name or a path."""
     value = value[:500].strip("\"'")
     return bool(value) and not _REFERENCE.fullmatch(value) and not _VARIABLE.fullmatch(value)

@@ -1,7 +1,7 @@
-"""Models that cross an interface: specs, places, observations, manifests, reports.
+"""Models that modules exchange: specs, places, observations, manifests, reports.
 
-Every model is frozen and refuses unknown fields. Times are seconds since the epoch (UTC), money is US dollars,
-sizes are bytes, paths on machines are POSIX.
+Every model is frozen and rejects unknown fields. Times are seconds since the epoch (UTC), money is US dollars, sizes
+are bytes, paths on machines are POSIX.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MAX_SCRIPT_BYTES = 1 << 20
 MAX_OUTPUTS = 64
 MAX_INPUTS = 64
 MAX_INPUT_BYTES = 64 << 20
-"""The limit for all inputs of a job together."""
+"""The limit for the total size of a job's inputs."""
 MAX_OPTIONS = 8_192
 MAX_CELLS = 1_000
 MAX_ALTERNATIVES = 7
 MAX_SETTING = 4_096
-"""Characters of one value of a cell."""
+"""The maximum length of a setting's value in a cell, in characters."""
 CELLS = "cells"
 """The folder of a fan-out's cells, in the working folder."""
 Verb: TypeAlias = Literal["stop", "terminate"]
@@ -76,14 +76,14 @@ class WithOptions(Frozen):
 
 @dataclass(frozen=True)
 class Known(Generic[T]):
-    """An answer that was parsed."""
+    """A value that was read from a valid response."""
 
     value: T
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """No reliable answer, and why. It is never treated as safe, empty or zero."""
+    """The value could not be determined; `why` is the reason. It is never treated as safe, empty or zero."""
 
     why: str
 
@@ -92,7 +92,7 @@ Answer: TypeAlias = Known[T] | Unknown
 
 
 def canonical(value: object) -> bytes:
-    """Return one byte string for equal JSON values: sorted keys, no spaces, no NaN."""
+    """Return the canonical JSON of a value, which is the same for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -119,7 +119,7 @@ def clean_path(text: str) -> str:
     Raises ValueError for `..`, a control character, a backslash, an empty path or the root.
     """
     if not text or _CONTROL.search(text) or "\\" in text:
-        raise ValueError(f"{text!r} is not a valid path: empty, a backslash or a control character")
+        raise ValueError(f"{text!r} is not a valid path: it is empty or contains a backslash or a control character")
     path = PurePosixPath(text)
     if ".." in path.parts:
         raise ValueError(f"{text!r} leaves its folder with '..'; use a path without it")
@@ -140,7 +140,9 @@ class Cell(Frozen):
     def _are_arguments(cls, settings: dict[str, str]) -> dict[str, str]:
         for name, value in settings.items():
             if "\x00" in value or len(value) > MAX_SETTING:
-                raise ValueError(f"the value of {name} contains a NUL character or is longer than {MAX_SETTING:,}")
+                raise ValueError(
+                    f"the value of {name} contains a NUL character or is longer than {MAX_SETTING:,} characters"
+                )
         return settings
 
     @property
@@ -282,7 +284,7 @@ class JobSpec(WithOptions):
             raise ValueError(f"{', '.join(sorted(both))} is in both env and secrets; keep it in secrets only")
         places = [(choice.platform, choice.gpu) for choice in self.choices]
         if len(set(places)) != len(places):
-            raise ValueError("an alternative repeats a platform and GPU of the list; name each combination once")
+            raise ValueError("the alternatives repeat a platform and GPU; name each combination once")
         if len({platform.startswith("rehearsal/") for platform, _ in places}) > 1:
             raise ValueError("alternatives mix simulated and real platforms; use only one kind")
         taken = [path for path in self.outputs if self.artifact_store and StoreAddress.reserved(path)]
@@ -303,7 +305,7 @@ class JobSpec(WithOptions):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the whole request."""
+        """Return the digest of the complete request."""
         return digest(self)
 
 
@@ -336,7 +338,7 @@ class Park(Frozen):
 
     @property
     def order(self) -> dict[str, object]:
-        """Return the order in the runner's format."""
+        """Return the self-stop order in the runner's format."""
         request = {"method": self.by.method, "url": self.by.url, "body": self.by.body, "key": self.by.key}
         how = {"command": list(self.by.command)} if self.by.command else {"request": request}
         rest = {"clock": self.clock} if self.clock else {}
@@ -348,9 +350,10 @@ class Place(Frozen):
 
     `root` is the prefix of every absolute path of the machine: empty on a real machine, the instance's folder in a
     rehearsal. `mounts` maps each path of a volume on the machine to the folder that a rehearsal uses for it. `env` are
-    the variables that the platform sets for every process. `host_key` is the public key (`type base64`) of the
-    machine's first contact, which it must present from then on; None before that. `self_stop` is the command with which
-    a rehearsal's machine stops itself; `park` is the self-stop order that the job's runner got at the launch.
+    the variables that the platform sets for every process. `host_key` is the public key (`type base64`) that the
+    machine presented on the first connection and must present on all later ones; None before the first connection.
+    `self_stop` is the command with which a rehearsal's machine stops itself; `park` is the self-stop order that the
+    job's runner received at the launch.
     """
 
     platform: str
@@ -378,7 +381,8 @@ class Place(Frozen):
 
 
 class Supervisor(Frozen):
-    """Identity of a job's supervisor process, as reported at the launch. Every other process differs in a field.
+    """Identity of a job's supervisor process, as reported at the launch. Any other process differs in at least one
+    field.
 
     `machine` changes with every start of the machine; empty if it can't be read.
     """
@@ -407,7 +411,7 @@ class Handle(Frozen):
 class InstanceState(StrEnum):
     """The states of a provider's instances, normalized.
 
-    UNCLEAR: the instance is listed, but the rest of its row can't be read.
+    UNCLEAR: the provider lists the instance, but its other fields can't be read.
     """
 
     BOOTING = "booting"
@@ -422,12 +426,12 @@ class InstanceState(StrEnum):
 
 
 class Instance(Frozen):
-    """A provider's view of one machine. `meter` is whether compute is billed now; None counts as yes.
+    """A provider's view of one machine. `meter` is true if compute is billed now; None counts as true.
 
     `cost_usd` is the cost so far on the provider's own bill. `running_since` is the time of the last start and
-    `ends_at` the time when the platform will stop or end the machine by itself, both in seconds since the epoch. All
-    three are None if the platform does not report them. `stopped_usd_per_hour` is the price that remains in the present
-    state when compute is not billed, such as that of storage.
+    `ends_at` the time when the platform will automatically stop or end the machine, both in seconds since the epoch.
+    All three are None if the platform does not report them. `stopped_usd_per_hour` is the price in the current state
+    while compute is not billed, such as the price of storage.
     """
 
     id: str
@@ -496,7 +500,7 @@ class Choice(Frozen):
 class Balance(Frozen):
     """An account's balance in its own currency.
 
-    `per_hour` is the account's present spending, as reported by the platform.
+    `per_hour` is the account's current spending per hour, as reported by the platform.
     """
 
     amount: float
@@ -520,7 +524,7 @@ class Beat(Frozen):
 
 
 class RunnerAlert(Frozen):
-    """An alert of the runner. `subject` is its subject, such as a metric's name; `step` the last step at that time."""
+    """An alert from the runner. `subject` is its subject, such as a metric's name; `step` is the step at that time."""
 
     kind: str
     text: str
@@ -532,7 +536,7 @@ class RunnerAlert(Frozen):
 
 
 class Allocation(Frozen):
-    """An engine's report on its job: id, place and usage. Times are seconds since the epoch.
+    """An engine's report on its job: id, state, nodes and usage. Times are seconds since the epoch.
 
     `id` is the engine's own, which it may reuse for another job later; gpuwarden identifies a job by its token. `why`
     is the engine's reason for keeping a job waiting. `ends_at` is the latest time at which the engine ends the job.
@@ -551,14 +555,14 @@ class Allocation(Frozen):
 
 
 class Observation(Frozen):
-    """The job's state, and separately whether the meter runs (None counts as running).
+    """The job's state, and independently of it, whether the machine is billed (None counts as billed).
 
-    `reason` is the code for the state, `why` its sentence, which may quote the job. `stale` is true if the last
-    heartbeat is too old. `source` is the origin of the step: metrics, output or files. `curve` is the loss by step in a
-    few points. `eta_at` is when the last step is reached at the present pace, in seconds since the epoch. `signal` is
-    the signal that ended the job, which then has no exit code. `machine` changes with each start of the machine, if the
-    machine reports it. `lost` means that the machine answered but has no status of the job. `upload` is the reason why
-    uploads to the job's artifact store currently fail.
+    `reason` is the code of the reason for the state; `why` is its sentence, which may quote output of the job. `stale`
+    is true if the last heartbeat is too old. `source` is the origin of the step: metrics, output or files. `curve`
+    contains the loss at a few steps. `eta_at` is when the last step is reached at the current pace, in seconds since
+    the epoch. `signal` is the signal that ended the job, which then has no exit code. `machine` changes with each start
+    of the machine, if the machine reports it. `lost` means that the machine answered but has no status of the job.
+    `upload` is the reason why uploads to the job's artifact store currently fail.
     """
 
     state: Job
@@ -598,7 +602,7 @@ class StopResult(StrEnum):
 
 
 class LogChunk(Frozen):
-    """A piece of a log. `next` is the cursor for the next read; `size` the log's size when it was read."""
+    """A part of a log. `next` is the cursor for the next read; `size` is the log's size when it was read."""
 
     text: str
     next: int
@@ -607,7 +611,7 @@ class LogChunk(Frozen):
 
     @classmethod
     def cut(cls, raw: bytes, cursor: int, limit: int) -> LogChunk:
-        """Return a piece of a complete log from a byte cursor; a negative cursor counts from its end."""
+        """Return the part of a complete log after a byte cursor; a negative cursor counts from the end of the log."""
         start = min(cursor, len(raw)) if cursor >= 0 else max(0, len(raw) + cursor)
         piece = raw[start : start + limit]
         end = start + len(piece)
@@ -618,7 +622,7 @@ class LogChunk(Frozen):
 
 
 class SealLine(Frozen):
-    """A machine's seal-log entry for the present state of one file; `mac` authenticates its writer."""
+    """A machine's seal-log entry for the current state of one file; `mac` authenticates its writer."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sealed_at: float = Field(ge=0, lt=1e12)
@@ -630,7 +634,7 @@ class SealLine(Frozen):
 class Artifact(Frozen):
     """One file of a manifest. `path` is relative to the run folder, or absolute on the machine.
 
-    Programs may set `mtime_ns`. `ctime_ns` moves with every change of the file and can't be set back.
+    Programs may set `mtime_ns`. `ctime_ns` changes with every change of the file and can't be set back.
     """
 
     path: str
@@ -638,16 +642,16 @@ class Artifact(Frozen):
     mtime_ns: int = 0
     ctime_ns: int = 0
     sha256: str | None = None
-    sealed_at: float | None = None  # when the sealer computed that digest, if right after the save
-    seal: SealLine | None = None  # the machine's own claim about that; any process on it may have written this
+    sealed_at: float | None = None  # when the sealer computed `sha256`; None unless it did so right after the save
+    seal: SealLine | None = None  # the machine's own claim about the digest; any process on it may have written it
     xxh3_128: str | None = None  # many times faster than sha256; detects damage, not tampering
-    crc32: str | None = None  # as fast, and the machine that saves the file needs only the standard library
-    part_size: int | None = None  # of an upload in parts, for a file of more than one
-    parts_sha256: str | None = None  # over the SHA-256 of each such part; a store lists the same value
+    crc32: str | None = None  # as fast as xxh3, and the machine that saves the file needs only the standard library
+    part_size: int | None = None  # the size of an upload's parts, for a file of more than one part
+    parts_sha256: str | None = None  # the digest over the SHA-256 of each part; a store lists the same value
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """Return a cheap key that is equal for a file of the same machine until the file changes."""
+        """Return a key that stays equal until the file changes on its machine. It does not depend on the content."""
         return self.size, self.mtime_ns, self.ctime_ns
 
 
@@ -668,7 +672,7 @@ class Printed(Frozen):
 
 
 class SpoolPiece(Frozen):
-    """Whole lines of a spool file, and the byte offset of the next read."""
+    """Complete lines of a spool file, and the byte offset of the next read."""
 
     text: str
     next: int = Field(ge=0)
@@ -693,12 +697,12 @@ class Manifest(Frozen):
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files."""
         return sum(f.size for f in self.files)
 
 
 class Disclosure(Frozen):
-    """Other content of a machine: processes of no gpuwarden job, and files that no job declared.
+    """Other content of a machine: processes that belong to no gpuwarden job, and files that no job declared.
 
     `complete` is false if a limit was reached or an entry could not be read, so the lists may be incomplete.
     """
@@ -717,7 +721,7 @@ class Verdict(StrEnum):
 
 
 class Level(StrEnum):
-    """Depth of a verification; each includes those before it."""
+    """Depth of a verification; each level includes the ones before it."""
 
     STRUCTURE = "structure"
     CONTENT = "content"
@@ -726,7 +730,7 @@ class Level(StrEnum):
 
 
 class FileEvidence(Frozen):
-    """The findings in one file. `proved` and `unproved` name facts in plain words.
+    """The findings about one file. `proved` and `unproved` name facts in plain words.
 
     `problems` refute the file, `doubts` leave it unknown, `warnings` do not affect the verdict. `sealed` is true if the
     bytes match a digest that was recorded earlier.
@@ -746,7 +750,7 @@ class FileEvidence(Frozen):
 
 
 class CheckpointEvidence(Frozen):
-    """The findings in one checkpoint folder. `resume` lists the obstacles to resuming from this checkpoint.
+    """The findings about one checkpoint folder. `resume` lists the obstacles to resuming from this checkpoint.
 
     `path` is relative to the verified path, "." for that path itself.
     """
@@ -766,10 +770,10 @@ class CheckpointEvidence(Frozen):
 class Report(Frozen):
     """The result of a verification: a verdict, the evidence per file, and the omitted checks.
 
-    `problems`, `doubts` and `not_checked` belong to no single file. `step` and `newest` are those of the newest
-    complete checkpoint, None and "" without one. `unread` are files of no known format that match a recorded digest.
-    `aside` are broken images, tables and logs that match a recorded digest, so they were saved in that state, and that
-    belong to no checkpoint. `readable` is the verdict on everything else.
+    `problems`, `doubts` and `not_checked` are those that do not concern a single file. `step` and `newest` are the step
+    and the path of the newest complete checkpoint, None and "" without one. `unread` are files of an unknown format
+    that match a recorded digest. `aside` are broken images, tables and logs outside of checkpoints that match a
+    recorded digest, so they were already broken when they were saved. `readable` is the verdict on everything else.
     """
 
     path: str
@@ -789,11 +793,11 @@ class Report(Frozen):
     aside: tuple[str, ...] = ()
     readable: Verdict = Verdict.UNKNOWN
     causes: tuple[Cause, ...] = ()
-    """Causes why the verdict is not proven, the gravest first: of the path, its checkpoints and its files."""
+    """The reasons why the path, its checkpoints and its files are not proven, most serious first."""
     job: str = ""
     """The id of the job that wrote the outputs, "" for a path."""
     claimed: bool = False
-    """Whether the machine checked its own files; then no copy was verified."""
+    """Whether the machine checked its own files, so that no copy was verified."""
 
     @property
     def reasons(self) -> tuple[str, ...]:

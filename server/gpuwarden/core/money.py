@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SMALLEST: Final = 0.0001
-"""The first minutes of billing cost fractions of a cent; a smaller amount is written as `<$0.0001`."""
+"""The smallest amount that is written out; a smaller one, as in the first minutes of billing, is `<$0.0001`."""
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
@@ -28,20 +28,20 @@ def usd_per_hour(price: float | None) -> str:
 
 
 def at_most(worst: float | None, ordered: str | None = None) -> str:
-    """Format a job's worst-case cost and its scope: a timeout limits the job's cost, a teardown the machine's.
+    """Format a job's worst-case cost, and how long its machine is billed: a timeout limits only the cost of the job.
 
     `ordered` is the verb of automatic teardown, which needs no approval once all outputs are proven.
     """
-    end = f"all outputs are proven and automatic teardown {ordered}s it" if ordered else "you approve its end"
+    end = f"all outputs are proven and automatic teardown {ordered}s it" if ordered else "you approve its teardown"
     return f"at most {usd(worst)} for the job; the machine is billed until {end}"
 
 
 def bills_on(names: Sequence[str], price: float | None) -> str:
-    """Format the storage that is billed after a machine's end, with its price; empty without any."""
+    """Format the storage that is billed after a machine is gone, with its price; empty if there is none."""
     if not names:
         return ""
     amount = "at a price that the platform does not report" if price is None else usd_per_hour(price)
-    return f"{' and '.join(names)} is billed after the machine's end, {amount}, until you delete it"
+    return f"{' and '.join(names)} is billed after the machine is gone, {amount}, until you delete it"
 
 
 def money(amount: float, currency: str) -> str:

@@ -1,7 +1,7 @@
 """Derive a job's remaining steps from the states of the job, its machine, copy, proof and ticket.
 
-One pure function, `plan`, decides for every use case and interface. Its first step is the next one. Following that step
-advances the job, or waits if waiting adds no avoidable cost.
+One pure function, `plan`, decides for every use case and interface. Its first step is the next one. That step advances
+the job, or it waits if waiting causes no avoidable cost.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Copy(StrEnum):
     """The best copy of a job's outputs outside of its machine.
 
     STALE: made before the job ended. KEPT: from the artifact store, while the machine still exists and may have more.
-    PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but these are broken or can't
-    be judged. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the outputs.
+    PARTIAL: some files could not be copied. BROKEN: the copy equals the machine's files, but they are broken or can't
+    be verified. DAMAGED: the copy differs from the machine's files. EMPTY: the machine has none of the outputs.
     """
 
     NONE = "none"
@@ -51,12 +51,12 @@ class Copy(StrEnum):
 
 @dataclass(frozen=True)
 class Situation:
-    """All inputs to the decision on a job's next step.
+    """All inputs to the decision about a job's next step.
 
     - `launched`: a process was started on the machine, so its files can be read.
-    - `given_back`: gpuwarden itself ends a machine that never ran a process.
-    - `announced`: automatic teardown ends the machine a grace period after its notice is delivered, at `ends_at`, in
-      seconds since the epoch; None before the delivery.
+    - `given_back`: gpuwarden itself terminates the machine because it never ran a process.
+    - `announced`: automatic teardown ends the machine after a grace period that begins when its notice is delivered.
+      `ends_at` is the end of this period, in seconds since the epoch; None before the delivery.
     - `settles_at`: when a second check settles whether a refused request rented a machine; None if this is settled.
     - `parked`: the machine is off because it stopped itself, and a pull starts it.
     - `kept`: the address of the artifact store, empty without one.
@@ -91,7 +91,7 @@ class Situation:
 
     @property
     def settled(self) -> bool:
-        """Return whether no further copy or verification can add knowledge about the outputs."""
+        """Return whether another copy or verification would give no new information about the outputs."""
         if not self.launched or self.copy in {Copy.PROVEN, Copy.BROKEN, Copy.EMPTY}:
             return True
         return self.copy is Copy.NONE and not self.outputs
@@ -104,8 +104,8 @@ PARKED_KEPT: Final = (
 )
 UNWATCHED: Final = "Automatic teardown ends the machine after a notice, but no watch is running to carry it out."
 UNDELIVERED: Final = (
-    "Automatic teardown ends the machine a grace period after its notice is delivered. No channel has accepted the "
-    "notice yet; the watch sends it again."
+    "Automatic teardown ends the machine after a grace period, which begins when its notice is delivered. No channel "
+    "has accepted the notice yet; the watch sends it again."
 )
 REFUSED: Final = (
     "The platform's list may be older than its refusal. Until a second check, a machine may be billed, and you may pay "
@@ -137,7 +137,7 @@ def plan(now: Situation) -> tuple[NextStep, ...]:
             when = f"in {left:.0f} s" if left else "again"
             look = do(Action.CHECK, f"{when}, to settle that", job_id=now.job_id)
             return steps((REFUSED, look))
-        return steps(do(Action.CHECK, "again later; you need not wait here", job_id=now.job_id))
+        return steps(do(Action.CHECK, "again later; you don't need to wait here", job_id=now.job_id))
     if now.machine is Machine.NONE:
         rest = _copying(now)
         return steps(("The job has no billing instance.", *rest) if rest else ENDED)
@@ -260,7 +260,7 @@ def _ticket(now: Situation) -> Hint:
 
 
 def _unwatched(now: Situation) -> Hint:
-    """Return the steps if automatic teardown waits for a watch while the machine is billed."""
+    """Return the steps if automatic teardown can't proceed because no watch is running."""
     return (
         UNWATCHED,
         do(Action.WATCH, "to carry it out", install=True),

@@ -30,7 +30,9 @@ WEAK: Final = frozenset({"elicitation"})
 
 @dataclass(frozen=True)
 class ByVariable:
-    """The marker of a field that a variable may set: `fits(filed, asked)` is true if `asked` is not looser."""
+    """The marker of a field that a variable may set: `fits(filed, asked)` is true if the variable's value, `asked`, is
+    not looser than the file's value, `filed`.
+    """
 
     fits: Callable[[Any, Any], bool]
     may: str
@@ -38,9 +40,10 @@ class ByVariable:
 
 
 def covered(asked: Iterable[str], filed: Iterable[str]) -> bool:
-    """Return whether every name that a pattern of `asked` matches is matched by a pattern of `filed`.
+    """Return whether every name that a pattern of `asked` matches is also matched by a pattern of `filed`.
 
-    Return False if that can't be shown: `a*b` is inside `a*`, but not inside `*b`.
+    Return False if that can't be determined: only prefixes are compared, so `a*b` is found inside `a*`, not inside
+    `*b`.
     """
     return all(any(_inside(pattern, wider) for wider in filed) for pattern in asked)
 
@@ -104,8 +107,8 @@ Minutes = Annotated[int, Field(ge=1, le=10_080), LOWER]
 
 
 class Watch(Frozen):
-    """When alerts are raised, and their channels besides the ledger and the terminal. Variables may only make alerts
-    earlier.
+    """When alerts are raised, and their channels in addition to the ledger and the terminal. Variables may only make
+    alerts earlier.
 
     `desktop` is an argument list; the arguments `{title}` and `{text}` are replaced. `webhook_url` gets JSON, signed
     with the secret in the variable GPUWARDEN_WEBHOOK_SECRET. `slack_url` is the address of a Slack incoming webhook.
@@ -127,10 +130,10 @@ class TeardownPolicy(Frozen):
 
     `automatic` turns on automatic teardown for every job that is accepted under it. After a job has succeeded, if all
     its outputs are proven and its machine has no other content, the watch stops or terminates the machine without a
-    further question, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to this
-    disk by itself, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop itself that
-    long after its job has ended if its outputs were not pulled. Self-stop requires a platform that keeps the outputs
-    through a stop and gives the machine a key to stop itself; 0 turns it off.
+    further confirmation, `grace_minutes` after an alert. `background_gb` limits the total that the watch may copy to
+    this disk automatically, for all jobs together; 0 copies nothing. `self_stop_minutes` lets a rented machine stop
+    itself that long after its job has ended if its outputs were not pulled. Self-stop requires a platform that keeps
+    the outputs through a stop and gives the machine a key to stop itself; 0 turns it off.
     """
 
     automatic: Literal["off", "stop", "terminate"] = "off"
@@ -162,7 +165,7 @@ class Secrets(Frozen):
     )
 
     def allows(self, name: str) -> bool:
-        """Return whether a job may receive the variable of that name."""
+        """Return whether a job may receive the variable with this name."""
         return any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
 
@@ -204,7 +207,7 @@ class Local(Frozen):
     The jobs run in a sandbox. `unsandboxed` lets them run without a sandbox if no sandbox works: `gpuwarden policy
     allow local`. `network` gives them access to this machine's network and the services on it. `caches` gives them read
     access to the Hub's cache. `paths` are further folders that they may read and write. `rehearse = "allow"` rehearses
-    a script's first step without a question; otherwise the user is asked once for each script with its arguments.
+    a script's first step without asking; otherwise the user is asked once for each script with its arguments.
     """
 
     unsandboxed: bool = False
@@ -281,7 +284,7 @@ class PolicyField:
 
 
 def policy_fields(model: type[BaseModel] = Policy, prefix: str = "", *, settable: bool = True) -> Iterator[PolicyField]:
-    """Yield every value of the policy, the tables' values under dotted paths."""
+    """Yield every value of the policy; the values of tables have dotted paths."""
     for name, field in model.model_fields.items():
         kind, ours = field.annotation, settable and FILE_ONLY not in field.metadata
         if isinstance(kind, type) and issubclass(kind, BaseModel):

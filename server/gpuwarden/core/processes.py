@@ -22,7 +22,7 @@ async def start(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> Process:
-    """Start a program; the caller closes the process.
+    """Start a program; the caller must close the process.
 
     A cancelled start would leave a child that is never reaped and pipes that are never closed (asyncio waits for them,
     and anyio cancels that wait again). So a start always completes, and the caller's next await is cancelled.
@@ -36,7 +36,7 @@ async def start(
 
 
 async def run(argv: Sequence[str], given: bytes = b"", *, keep: bool = True) -> tuple[int, bytes]:
-    """Run a program to its end. Return its exit code, and its standard output if `keep` is true.
+    """Run a program until it exits. Return its exit code, and its standard output if `keep` is true.
 
     The program is killed on cancellation.
     """

@@ -40,7 +40,7 @@ class Sourced(Frozen):
 
 
 class Survival(Frozen):
-    """The events that files on a tier survive. Each event has an explicit answer or `unknown`.
+    """The events that files on a tier survive. Each event has an explicit value or is `unknown`.
 
     `stop` and `terminate` are gpuwarden's two verbs, `preemption` means that the platform reclaims the machine,
     `job_end` is the end of the process.
@@ -86,8 +86,8 @@ class Meter(Sourced):
     """When the platform bills. `stops_on` lists the verbs after which compute is not billed.
 
     `residue` are the verbs after which a resource that every machine has (a disk, an address) is or may be billed;
-    `Profile.residue` adds the requested ones. `counts` is the resource that a job consumes: money, or on an engine
-    without prices, a quota of machine time (`walltime`) or the user's share (`fair_share`).
+    `Profile.residue` adds the resources that the job requested. `counts` is the resource that a job consumes: money, or
+    on an engine without prices, a quota of machine time (`walltime`) or the user's share (`fair_share`).
     """
 
     metered: bool
@@ -99,7 +99,7 @@ class Meter(Sourced):
 
 
 class Verbs(Sourced):
-    """The two verbs, stop and terminate: the platform's name for each, None if it has no such verb."""
+    """The two verbs, stop and terminate: the platform's name for each, or None if it has no such verb."""
 
     stop: str | None = None
     terminate: str | None = None
@@ -109,7 +109,7 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether interruptible machines are offered, the signal to the process, and the consequence."""
+    """Interruptions: whether interruptible machines are offered, which signal the process gets, and the consequence."""
 
     offered: bool
     signal: Fact[Literal["SIGTERM", "none"]] = "none"
@@ -138,7 +138,7 @@ class Limits(Sourced):
 
 
 class Unattended(Sourced):
-    """The ways in which a machine ends without gpuwarden: by itself, or by the platform at a given date.
+    """How a machine can end without gpuwarden: it stops itself, or the platform ends it at a given date.
 
     `self_stop` is whether a command on the machine, or a key limited to this one machine, can stop it. `by` is the way
     to do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action at a given date: only an
@@ -160,11 +160,12 @@ class Unattended(Sourced):
 
 
 class DangerClock(Sourced):
-    """An action that the platform takes by itself after some time, and that costs data or money.
+    """An action that the platform takes automatically after some time, and that may cause data loss or costs.
 
     `after` is text for readers. If it is a duration, `after_s` is its length in seconds, counted from the event
-    `counts_from`: the machine's creation or its last stop. If an action counts from the end of the account's balance,
-    its date follows from the spending per hour. `without_timeout` deadlines apply only to jobs without a timeout.
+    `counts_from`: the machine's creation or its last stop. If the action is taken when the account's balance is used
+    up, its date is computed from the spending per hour. `without_timeout` deadlines apply only to jobs without a
+    timeout.
     """
 
     trigger: str
@@ -177,11 +178,11 @@ class DangerClock(Sourced):
     @model_validator(mode="after")
     def _counted(self) -> DangerClock:
         if self.counts_from != "balance" and (self.after_s is None) != (self.counts_from is None):
-            raise ValueError("after_s and counts_from belong together: a duration needs its beginning")
+            raise ValueError("after_s and counts_from must be given together: a duration needs a starting point")
         return self
 
     def fires_at(self, created_at: float | None, stopped_at: float | None) -> float | None:
-        """Return when it fires, in seconds since the epoch; None if it does not apply or is unknown."""
+        """Return when the action is taken, in seconds since the epoch; None if it does not apply or is unknown."""
         began = {"created": created_at, "stopped": stopped_at}.get(self.counts_from or "")
         return began + self.after_s if isinstance(self.after_s, int) and began is not None else None
 
@@ -257,7 +258,7 @@ class Profile(Frozen):
 
     @property
     def by_hand(self) -> bool:
-        """Return whether the user rents and releases machines here, because gpuwarden has no provider for it."""
+        """Return whether the user rents and releases this platform's machines, because gpuwarden can't."""
         return self.meter.metered and self.provider is None
 
     def tier_of(self, path: str, *, requested: bool = False) -> Tier | None:
@@ -284,7 +285,7 @@ class Profile(Frozen):
     def tiers(self, *, requested: bool = False) -> tuple[Tier, ...]:
         """Return the tiers of a job with or without durable storage requested, one for each path."""
         there = [t for t in self.storage if self.has(t, requested=requested)]
-        there.sort(key=lambda t: t.present == "on_request")  # stable: of two tiers at a path, the requested one remains
+        there.sort(key=lambda t: t.present == "on_request")  # of two tiers at a path, the requested one remains
         return tuple({t.path: t for t in there}.values())
 
     @staticmethod

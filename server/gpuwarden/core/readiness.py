@@ -43,18 +43,18 @@ class Needs:
 
     @property
     def any(self) -> bool:
-        """Return whether the job has any need to check."""
+        """Return whether the job has any requirement to check."""
         return bool(self.asks_header or self.gpu or self.program or self.files or self.image)
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """The needs that a machine does not meet.
+    """The requirements that a machine does not meet.
 
     `python` is the version of its interpreter, `unmet` are requirements of the header that the interpreter lacks.
     `trouble` is why the header can't be parsed, `network` whether uv can fetch packages there. `gpus` are the names of
-    its GPUs, None if they can't be read; `gpus_why` is the reason. `no_python`: the machine has no Python, not even for
-    the runner.
+    its GPUs, or None if they can't be read; `gpus_why` is the reason. `no_python`: the machine has no Python, not even
+    for the runner.
 
     `where` names the machine that was checked in place of the job's own, such as the login node of a cluster. A program
     or a file that this machine lacks may exist on the job's machine, and the engine counts the GPUs.

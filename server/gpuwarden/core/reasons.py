@@ -154,10 +154,10 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.PAUSED_INTERRUPTED: "its process was interrupted before it could be paused; it starts again only on a "
     "request to resume",
     Code.RESUMED: "resumed on request",
-    Code.ENDED_PAUSED: "its machine was ended while the job was paused",
+    Code.ENDED_PAUSED: "its machine was stopped or terminated while the job was paused",
     Code.ANOTHER_MACHINE: "its machine was permanently reclaimed; it resumes from its proven copy on another one",
     Code.NOT_RELAUNCHED: "the machine was permanently reclaimed, and no replacement is rented: {cause}",
-    Code.PARKED: "its machine is stopped, as its self-stop allows; the end of the job is known once the machine "
+    Code.PARKED: "its machine is stopped, presumably by its self-stop; how the job ended is known once the machine "
     "is started again",
     Code.STORE_UNREACHABLE: "the artifact store can't be reached from here: {message}",
     Code.STORE_DENIED: "the artifact store denies read access to this process: {message}",
@@ -168,7 +168,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.STORE_STALE: "{count} of the declared files changed after their upload, such as {path}",
     Code.STORE_CHANGED: "{count} objects in the artifact store differ from the machine's files, such as {path}",
     Code.STORE_UNCHECKED: "{count} objects in the artifact store have no checksum to compare, such as {path}",
-    Code.STORE_MACHINE_SILENT: "the machine did not return the digests to compare the artifact store with: {message}",
+    Code.STORE_MACHINE_SILENT: "the machine did not return the digests for comparing the artifact store: {message}",
     Code.STORE_UNSIGNED: "the artifact store's manifest is not signed by the job's own runner",
     Code.STORE_NO_END: "the artifact store's manifest is older than the end of the job's last attempt and its upload",
     Code.STORE_OTHER_OUTPUTS: "the artifact store's manifest does not cover {path}, which was declared later",

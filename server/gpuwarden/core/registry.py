@@ -89,7 +89,7 @@ class Registry:
         return self._sound_module(name, found[0].value, found[0])
 
     def make(self, name: str, *args: object) -> Any:
-        """Call `create` of one plug-in.
+        """Call the function `create` of one plug-in.
 
         Raises the errors of `load`, and NotSupported if the object breaks the contract.
         """

@@ -125,7 +125,7 @@ class Repo(Frozen):
 
 
 class RepoAnswer(Frozen):
-    """The answer of `hub_repo_details`."""
+    """The result of `hub_repo_details`."""
 
     ok: bool = True
     repos: tuple[Repo, ...]
@@ -148,7 +148,7 @@ class DatasetRow(Frozen):
 
 
 class SearchAnswer(Frozen):
-    """The answer of `dataset_search`. `more` is true if the Hub has further matches."""
+    """The result of `dataset_search`. `more` is true if the Hub has further matches."""
 
     ok: bool = True
     datasets: tuple[DatasetRow, ...]

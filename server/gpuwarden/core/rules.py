@@ -36,7 +36,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Failure(Protocol):
-    """The attributes of an error from which a finding is made; a `WardenError` has them."""
+    """The attributes that an error must have to become a finding; a `WardenError` has them."""
 
     message: str
     next_steps: tuple[NextStep, ...]
@@ -71,7 +71,7 @@ class Finding(BaseModel):
 
     @property
     def blocks(self) -> bool:
-        """Return whether this finding alone closes the gate."""
+        """Return whether this finding alone makes the gate refuse."""
         return self.severity in BLOCKING
 
 
@@ -143,7 +143,7 @@ def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Cal
 
 
 def run_rules(rules: Iterable[Rule[Any]], facts: object) -> list[Finding]:
-    """Return all findings, the worst first, in a stable order."""
+    """Return all findings, most severe first, in a stable order."""
     order = list(Severity)
     findings = [finding for r in rules for finding in r.run(facts)]
     return sorted(findings, key=lambda f: (order.index(f.severity), f.rule, f.message))

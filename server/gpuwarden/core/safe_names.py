@@ -40,12 +40,12 @@ def local_name(path: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
-    """Raise `UnsafeName` for `..`, empty and over-long parts, control characters, the staging folder, and on Windows
-    for reserved names.
+    """Raise `UnsafeName` for `..`, parts that are empty or too long, control characters, the staging folder, and on
+    Windows for reserved names.
     """
     absolute = path.startswith("/")
     parts = path.removeprefix("/").split("/")
-    plain = not windows and _PLAIN.fullmatch(path)  # most names are, and a manifest may have 200,000 of them
+    plain = not windows and _PLAIN.fullmatch(path)  # true for most names; a manifest may have 200,000
     for part in () if plain else parts:
         why = ""
         if part in {"", ".", ".."}:
@@ -67,7 +67,7 @@ def check_name(path: str, *, windows: bool = os.name == "nt") -> None:
 
 
 def collision_key(name: str) -> str:
-    """Return a key that is equal for names that a file system may treat as one: fold case and Unicode forms."""
+    """Return a key that is equal for names that a file system may treat as the same: fold case and Unicode forms."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

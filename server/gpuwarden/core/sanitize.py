@@ -15,13 +15,14 @@ HIDDEN = "[secret removed]"
 QUOTE, UNQUOTE = "\u27e6", "\u27e7"
 """Marks around untrusted text of one line: white square brackets, which logs, names and sentences do not use."""
 MAX_WORDS = 4
-"""The limit for one part of a name: `eval_rewards_accuracies_mean` is a metric, five words may be a sentence."""
+"""The limit for one part of a name: `eval_rewards_accuracies_mean` is a metric, but five words may be a sentence."""
 _IDENTIFIER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._:/@+%=-]{0,99}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# Token shapes that their issuers publish. A match is a secret whatever its name. A file of a megabyte is searched at
-# once, so every alternative is linear: it starts only at the start of a run of its characters, and never backtracks.
-# Only single characters are repeated possessively: Python 3.11 before 3.11.5 matches possessive groups wrongly.
+# Token formats that their issuers publish. A match is a secret, whatever the name of its variable. A file of a megabyte
+# is searched at once, so every alternative takes linear time: it starts only at the start of a run of its characters,
+# and never backtracks. Only single characters are repeated possessively, because Python 3.11 before 3.11.5 matches
+# possessive groups incorrectly.
 TOKEN = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]*?(?:\b|_)eyJ[A-Za-z0-9_-]{10})        # JSON web token
@@ -44,7 +45,7 @@ TOKEN = re.compile(
     """
 )
 
-# Names whose value is a secret if it looks like one.
+# Names of variables whose value is a secret if it looks like one.
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|secret|passw(or)?d|passwd|api_?key|access_?key|private_?key|credentials?)($|_)"
 )
@@ -64,15 +65,15 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def redact(text: str, values: Iterable[str] = ()) -> str:
-    """Return `text` without tokens of known shapes and without the given secret values (of 6 characters or more)."""
+    """Return `text` without tokens of known formats and without the given secret values (of 6 characters or more)."""
     for value in sorted((v for v in values if len(v) >= 6), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return TOKEN.sub(HIDDEN, text)
 
 
 def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the values to redact: of variables with the name of a secret (8 characters or more), and of `names` (6 or
-    more).
+    """Return the values to redact: those of at least 8 characters of variables with the name of a secret, and those of
+    at least 6 characters of `names`.
     """
     # A value is sent without the line break at its end.
     called = {value.strip() for name, value in env.items() if len(value.strip()) >= 8 and SECRET_NAME.search(name)}
@@ -80,7 +81,7 @@ def secret_values(env: Mapping[str, str], names: Iterable[str] = ()) -> tuple[st
 
 
 def scrubbed(body: Any, values: tuple[str, ...] = ()) -> Any:
-    """Return a JSON body without tokens of known shapes, `values` and unpaired surrogates.
+    """Return a JSON body without tokens of known formats, `values` and unpaired surrogates.
 
     Each string is processed separately.
     """
@@ -98,7 +99,7 @@ def plain(text: str) -> str:
 
 
 def clip(text: str, limit: int, *, keep: str = "end") -> str:
-    """Return at most `limit` characters from the end or the start of `text`, with a note on the omitted number."""
+    """Return at most `limit` characters from the end or the start of `text`, with a note on how many are omitted."""
     if len(text) <= limit:
         return text
     cut = len(text) - limit
@@ -127,7 +128,7 @@ def line(text: object, limit: int = 300) -> str:
 
 
 def quoted(text: object, limit: int = 300) -> str:
-    """Return `text` as one line of data for a sentence or a field, between marks that are removed from the text."""
+    """Return `text` as one line of data for a sentence or a field, between marks that the text itself can't contain."""
     body = unquoted(line(text, limit))
     return f"{QUOTE}{body}{UNQUOTE}" if body else ""
 
@@ -148,6 +149,6 @@ def unquoted(text: str) -> str:
 
 
 def _clean(text: str, values: Iterable[str] = ()) -> str:
-    """Return `text` plain and redacted. The second redaction finds a key that an escape hid from the first."""
+    """Return `text` plain and redacted. The second redaction finds a key in which an escape sequence was inserted."""
     values = tuple(values)
     return redact(plain(redact(text, values)), values)

@@ -18,7 +18,7 @@ MIN_LENGTH: Final = 6
 """Shorter values would remove ordinary words from every text."""
 _PRIME: Final = (1 << 61) - 1
 _KEPT: Final = (1 << 16) - 1
-"""Stored bits of a rolling hash: enough to skip nearly every window, too few to reveal much of the value."""
+"""Stored bits of a rolling hash: enough to skip nearly all windows, but too few to reveal much of the value."""
 _WORD: Final = re.compile(r"\S+")
 
 
@@ -61,7 +61,7 @@ def found_in(text: str, key: bytes, known: Iterable[SecretDigest]) -> set[str]:
 
 
 def _windows(piece: str, length: int, base: int, wanted: Mapping[int, object]) -> Iterator[str]:
-    """Yield the windows of a piece whose rolling hash has one of the `wanted` bit patterns."""
+    """Yield the windows of a text whose rolling hash has one of the `wanted` bit patterns."""
     if len(piece) < length:
         return
     codes = list(map(ord, piece))

@@ -20,11 +20,11 @@ class ShellGuard:
     """One platform's commands for the guard. Raises ValueError for an invalid pattern."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By program: sequences that end, stop or delete a resource. An empty sequence matches every call."""
+    """For each program, the sequences that end, stop or delete a resource. An empty sequence matches every call."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of a program."""
     remote: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By program: sequences after which a command for the rented machine follows."""
+    """For each program, the sequences that are followed by a command for the rented machine."""
     hosts: tuple[str, ...] = ()
     """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class ShellGuard:
     requests: tuple[str, ...] = ()
     """Regular expressions over a request's URL and body: requests other than DELETE that end a machine.
 
-    Reads never match.
+    A request that only reads never matches.
     """
     code: tuple[str, ...] = ()
     """Regular expressions over code in Python or JavaScript: calls of the platform's library that end a machine."""

@@ -82,11 +82,11 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     _J.SUBMITTING: frozenset({_J.QUEUED, _J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.UNKNOWN}),
     _J.QUEUED: frozenset({_J.RUNNING, _J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.PAUSED, _J.UNKNOWN}),
     _J.RUNNING: frozenset({_J.SUCCEEDED, _J.FAILED, _J.CANCELED, _J.PREEMPTED, _J.PAUSED, _J.UNKNOWN, _J.QUEUED}),
-    # A preempted job is relaunched from its checkpoint, or given up.
+    # A preempted job is relaunched from its checkpoint, or it fails or is canceled.
     _J.PREEMPTED: frozenset(
         {_J.PROVISIONING, _J.SUBMITTING, _J.QUEUED, _J.RUNNING, _J.FAILED, _J.CANCELED, _J.PAUSED, _J.UNKNOWN}
     ),
-    # A paused one has no process, and is relaunched from its checkpoint only on request.
+    # A paused job has no process, and is relaunched from its checkpoint only on request.
     _J.PAUSED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.FAILED, _J.CANCELED}),
     # UNKNOWN describes gpuwarden's knowledge, not the job: any state may be observed next.
     _J.UNKNOWN: frozenset(
@@ -114,14 +114,15 @@ LEASE: Final[dict[Lease, frozenset[Lease]]] = {
     _L.UNVERIFIED: frozenset({_L.METERING, _L.STOPPING, _L.STOPPED, _L.NONE}),
     _L.METERING: frozenset({_L.UNVERIFIED, _L.STOPPING, _L.STOPPED}),
     _L.STOPPING: frozenset({_L.STOPPED, _L.METERING, _L.UNVERIFIED}),
-    # Instances have returned after "gone". A stopped one can be started again, or is released before it ran a job.
+    # Platforms have listed instances again after they were gone. A stopped instance can be started again, or it is
+    # released before it ran a job.
     _L.STOPPED: frozenset({_L.METERING, _L.UNVERIFIED, _L.STOPPING}),
 }
 
 TEARDOWN: Final[dict[Teardown, frozenset[Teardown]]] = {
     _T.REQUESTED: frozenset({_T.BLOCKED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
     _T.BLOCKED: frozenset({_T.REQUESTED, _T.AWAITING_HUMAN, _T.WITHDRAWN}),
-    # Any change of the facts sends a request back; only an approval advances it.
+    # Any change of the facts returns a request to an earlier state; only an approval advances it.
     _T.AWAITING_HUMAN: frozenset({_T.APPROVED, _T.BLOCKED, _T.REQUESTED, _T.WITHDRAWN}),
     _T.APPROVED: frozenset({_T.EXECUTING, _T.REQUESTED, _T.BLOCKED, _T.WITHDRAWN}),
     _T.EXECUTING: frozenset({_T.VERIFIED_STOPPED, _T.NEEDS_HUMAN}),
@@ -146,7 +147,7 @@ def legal(state: S) -> frozenset[S]:
 
 
 def check_move(subject: str, old: S, new: S) -> None:
-    """Raise `Conflict`, naming the legal moves, unless `new` may follow `old`."""
+    """Raise `Conflict`, naming the legal transitions, unless `new` may follow `old`."""
     moves = legal(old)
     if new in moves:
         return

@@ -64,7 +64,7 @@ class StoreAddress:
         return cls("hf" if scheme == "hf" else "s3", root, "/".join(path), kind)
 
     def __str__(self) -> str:
-        """Return the address as it is written."""
+        """Return the address as text."""
         prefix = f"{self.kind}s/" if self.scheme == "hf" and self.kind != "model" else ""
         return f"{self.scheme}://{prefix}{self.root}{'/' if self.path else ''}{self.path}"
 
@@ -75,7 +75,7 @@ class StoreAddress:
 
     @staticmethod
     def reserved(path: str) -> bool:
-        """Return whether an output would use the store's path for absolute paths or for the manifest."""
+        """Return whether an output's path is one that the store reserves for absolute paths or for the manifest."""
         return path.split("/")[0] in {"machine", MANIFEST}
 
     @property

@@ -1,4 +1,4 @@
-"""Task groups that raise their first error instead of a group."""
+"""Task groups that raise their first error instead of an exception group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the first error of a task group instead of a group that wraps it."""
+    """Raise the first error of a task group instead of the exception group that contains it."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,13 +1,13 @@
-"""The Hub's HTTP client: JSON with limits, and gpuwarden's own error types.
+"""An HTTP client for the Hub that limits the size of JSON responses and raises gpuwarden's error types.
 
 It uses huggingface_hub's async session, which provides the offline guard, the user agent and the token lookup.
 huggingface_hub has no async API and no default timeout, and its list calls wait 23 seconds for a refused connection, so
 this module sends the requests itself.
 
-One request takes at most `timeout_s`, including its retry and its wait for other requests.
+One request takes at most `timeout_s`, including its retry and the wait until fewer requests are in flight.
 
-A 401, 403 or 404 is a valid response and is returned as a `HubResponse`. Raises `RateLimited` (with the Hub's number of
-seconds), `Unreachable` for no response or a 5xx, and `BadReply` for a body that is not JSON or is too long.
+A 401, 403 or 404 is a valid response and is returned as a `HubResponse`. Raises `RateLimited` (with the number of
+seconds to wait), `Unreachable` for no response or a 5xx, and `BadReply` for a body that is not JSON or is too long.
 
 | variable | meaning |
 |---|---|
@@ -88,13 +88,13 @@ class HubResponse:
 
     @property
     def said(self) -> str:
-        """Return the service's own message, bounded."""
+        """Return the service's error message, truncated."""
         body = self.json if isinstance(self.json, dict) else {}
         return line(self.headers.get("x-error-message") or body.get("error") or f"HTTP {self.status}", 300)
 
 
 class HubClient:
-    """A client of the Hub and an async context manager; `requests` is the number of requests sent."""
+    """An async context manager that sends requests to the Hub; `requests` counts the requests sent."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class HubClient:
         await self._session.aclose()
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None, *, viewer: bool = False) -> HubResponse:
-        """GET a path of the Hub or of the dataset viewer, and parse its JSON. Retry once."""
+        """GET a path of the Hub or of the dataset viewer, and parse the JSON response. Retry once."""
         return await self._ask("GET", path, params=params, viewer=viewer, tries=2)
 
     async def send(self, method: str, path: str, body: Any = None) -> HubResponse:
-        """Send a request that makes a change, exactly once. It may have succeeded even if it raises `Unreachable`."""
+        """Send a request that changes data, without a retry. It may have succeeded even if `Unreachable` is raised."""
         return await self._ask(method, path, body=body, tries=1)
 
     async def _ask(
@@ -182,7 +182,7 @@ class HubClient:
         self._watch_limits(response.status_code, response.headers)
         if response.status_code >= 500 and not viewer:
             raise Unreachable(
-                f"the Hub answered {response.status_code} to {path}",
+                f"the Hub returned HTTP {response.status_code} for {path}",
                 "This is a server error. Try again in a minute; status.huggingface.co shows incidents.",
             )
         try:
@@ -191,7 +191,7 @@ class HubClient:
             if response.status_code < 400:
                 raise BadReply(
                     f"the response to {path} is not JSON; it begins {line(raw[:80].decode('utf-8', 'replace'), 80)!r}",
-                    "A proxy or a login page between this machine and the Hub may have answered; check HF_ENDPOINT.",
+                    "A proxy or a login page may have sent it instead of the Hub; check HF_ENDPOINT.",
                 ) from None
             parsed = None
         return HubResponse(response.status_code, parsed, dict(response.headers))
@@ -236,7 +236,7 @@ class HubClient:
         except httpx2.TimeoutException:
             raise _silent(base, limit) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            # The text of another error may quote a header or the address.
+            # Other errors may quote a header or a URL, which can contain a credential.
             said = line(error, 120) if isinstance(error, httpx2.NetworkError) else type(error).__name__
             raise Unreachable(
                 f"{without_login(base)} can't be reached: {said}", "Check the network and HF_ENDPOINT, then try again."
@@ -249,9 +249,9 @@ class HubClient:
         if status == 429:
             after = retry_after_s(headers, self._clock.now())
             wait = after if after is not None else float(found[3]) if found else None
-            # Concurrent callers stop too, because further requests only extend the wait.
+            # Other callers are blocked too, because further requests would only extend the wait.
             self._blocked_until = self._clock.now() + (wait or 0.0)
-            raise _limited(wait, "the Hub answered 429: its rate limit is reached")
+            raise _limited(wait, "the Hub returned HTTP 429: its rate limit is reached")
 
 
 def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
@@ -264,7 +264,7 @@ def _silent(base: str, seconds: float, *, sent: bool = True) -> Unreachable:
 
 
 def _limited(wait: float | None, why: str) -> RateLimited:
-    when = f"in {wait:.0f} seconds" if wait is not None else "in some minutes"
+    when = f"in {wait:.0f} seconds" if wait is not None else "in a few minutes"
     return RateLimited(
-        why, f"Try again {when}. Set a token to raise the limit: anonymous callers get the lowest limit.", after_s=wait
+        why, f"Try again {when}. Set a token to raise the limit: requests without one get the lowest.", after_s=wait
     )

@@ -39,7 +39,7 @@ async def repo_details(
     the call itself raises only `BadRequest`, for invalid arguments.
     """
     if not 1 <= len(ids) <= MAX_IDS:
-        raise BadRequest(f"{len(ids)} ids were given; give 1 to {MAX_IDS} in one call")
+        raise BadRequest(f"{len(ids)} ids were given; pass 1 to {MAX_IDS} ids per call")
     if type is not None and type not in get_args(RepoType):
         raise BadRequest(f"type is {line(type, 40)!r}; it must be one of {', '.join(get_args(RepoType))}")
     if unknown := [o for o in operations if o not in get_args(Operation)]:
@@ -47,7 +47,7 @@ async def repo_details(
     if not operations:
         raise BadRequest("no operation was given", f"Use one of {', '.join(get_args(Operation))}.")
     if offset < 0 or not 1 <= limit <= 100:
-        raise BadRequest(f"offset is {offset} and limit {limit}; offset must be at least 0, limit 1 to 100")
+        raise BadRequest(f"offset is {offset} and limit {limit}; offset must be at least 0, and limit 1 to 100")
     before = hub.requests
     found: dict[str, Repo] = {}
 
@@ -70,7 +70,7 @@ async def look(
     type: RepoType | None = None,  # noqa: A002
     most_files: int = MAX_FILES,
 ) -> Repo:
-    """Return one repo without rows; send one request if its type is known. Never raises for errors of the Hub."""
+    """Return one repo without rows; send one request if its type is known. Never raises for Hub errors."""
     if not re.fullmatch(REPO_ID, repo_id) or ".." in repo_id or "--" in repo_id:
         return Repo(
             id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; use the form owner/name"
@@ -111,13 +111,13 @@ async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files:
 
 async def _absent(hub: HubClient, repo_id: str, kind: RepoType | None, reply: HubResponse) -> Repo:
     if reply.status == 401 and "credentials" in reply.said.lower():
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused the token: {reply.said}")
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub rejected the token: {reply.said}")
     if reply.status == 403 and "is disabled" in reply.said:
         return Repo(id=repo_id, type=kind, status="disabled", access=False, why=_DISABLED)
     if reply.status == 403:
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub refused access: {reply.said}")
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub denied access: {reply.said}")
     if reply.status not in {401, 404}:
-        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub answered {reply.status}: {reply.said}")
+        return Repo(id=repo_id, type=kind, status="error", why=f"the Hub returned HTTP {reply.status}: {reply.said}")
     near: list[str] = []
     for k in (kind,) if kind else ("dataset", "model"):
         near += await suggest(hub, repo_id, k)
@@ -196,13 +196,13 @@ def _read(asked: str, kind: RepoType, info: Mapping[str, Any], most_files: int) 
 
 
 def _default_config(card: Mapping[str, Any]) -> str:
-    """Return the default config that a dataset's card declares, empty without one."""
+    """Return the default config that a dataset's card declares, or an empty string."""
     listed = [c for c in card["configs"] if isinstance(c, dict)] if isinstance(card.get("configs"), list) else []
     return next((line(c.get("config_name") or "", 120) for c in listed if c.get("default") is True), "")
 
 
 def _model_facts(kind: RepoType, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return architecture and chat template from the Hub's summary of the config; None or absent if unknown."""
+    """Return the architecture, and whether there is a chat template, from the Hub's summary of the config."""
     settings = _dict(info.get("config"))
     if kind != "model" or not settings:
         return {}
@@ -225,7 +225,7 @@ async def _rows(
     offset: int,
     limit: int,
 ) -> Repo:
-    """Add the dataset viewer's facts."""
+    """Return the repo with the requested facts from the dataset viewer."""
     name = repo.id_now or repo.id
     found: dict[str, Any] = {}
 

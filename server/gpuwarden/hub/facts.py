@@ -20,7 +20,7 @@ class Account(Frozen):
     pays: bool | None = None
 
     def may_write(self, owner: str) -> bool | None:
-        """Return whether the token can write to a namespace; None if hidden rules of a fine-grained token decide."""
+        """Return whether the token can write to a namespace; None if unknown, as for a fine-grained token."""
         if self.role == "read" or owner not in {self.name, *self.orgs}:
             return False
         return None if self.role == "fineGrained" else True
@@ -36,7 +36,7 @@ class RepoFact:
 
     @property
     def parameters(self) -> int | None:
-        """Return the number of parameters: the Hub's count, else that of the shape. Quantized weights are packed."""
+        """Return the number of parameters, as counted by the Hub or, for quantized weights, computed from `shape`."""
         counted, shape = self.repo.params, self.shape
         if shape is None:
             return counted
@@ -44,7 +44,7 @@ class RepoFact:
 
     @property
     def where(self) -> str:
-        """Return the type, the id and the line of the use, for a message."""
+        """Return the repo's type and id and the line that uses it, for a message."""
         return f"{self.use.type} {self.use.id}" + (f" (line {self.use.line})" if self.use.line else "")
 
     @property
@@ -59,7 +59,7 @@ class RepoFact:
 
 @dataclass(frozen=True)
 class HubFacts:
-    """All facts from the Hub. `job_token`: the job itself gets HF_TOKEN. `account` is None if it was not looked up."""
+    """All facts from the Hub. `job_token`: whether the job gets HF_TOKEN. `account` is None if it was not looked up."""
 
     repos: tuple[RepoFact, ...] = ()
     account: Answer[Account] | None = None

@@ -1,6 +1,6 @@
-"""A repo's files at one commit: their names, sizes and digests as the Hub lists them, and their bytes by range.
+"""List a repo's files at one commit, with the sizes and digests that the Hub reports, and read their bytes.
 
-The listing is the Hub's claim. A range request reads the bytes that the Hub's storage actually contains.
+A listing is not proof of a file's content. A range request reads the bytes that the Hub actually stores.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file as the Hub lists it; `sha256` is None for small files, because git stores those under another id."""
+    """One file as the Hub lists it; `sha256` is None for small files, because git uses another hash for those."""
 
     size: int
     sha256: str | None
@@ -77,12 +77,12 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files in bytes."""
         return sum(f.size for f in self.files.values())
 
 
 async def list_files(hub: HubClient, address: Address) -> Listing:
-    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or an error of the client."""
+    """List the files at an address. Raises NotFound, AuthFailed, BadRequest, BadReply, or a client error."""
     base = f"/api/{address.type}s/{address.repo}"
     about = _good(await hub.get(f"{base}/revision/{quote(address.revision, safe='')}"), address)
     commit = str(about.json.get("sha") if isinstance(about.json, dict) else "")
@@ -97,11 +97,11 @@ async def list_files(hub: HubClient, address: Address) -> Listing:
         pairs = (item.partition("=") for item in urlsplit(link[1]).query.split("&")) if link else ()
         cursor = {name: unquote(value) for name, _, value in pairs if name in {"cursor", "limit"}}
         if len(files) > MAX_FILES:
-            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Name one of its folders.")
+            raise BadRequest(f"{address.repo} has more than {MAX_FILES:,} files", "Choose one of its folders.")
         if not cursor:
             break
     else:
-        raise BadReply(f"the Hub's list of {address.repo} has more than {_PAGES} pages", "Name one of its folders.")
+        raise BadReply(f"the Hub's list of {address.repo} has more than {_PAGES} pages", "Choose one of its folders.")
     inside = {p: f for p, f in files.items() if not address.path or (p + "/").startswith(address.path + "/")}
     if not inside:
         raise NotFound(
@@ -119,7 +119,7 @@ def _good(reply: HubResponse, address: Address) -> HubResponse:
         raise NotFound(f"the Hub has no {address.type} {what} that this token can see", do(Action.LOOK_AT_REPO))
     if reply.status in {401, 403}:
         raise AuthFailed(f"the Hub denied access to {what}: {reply.said}", "Set a token with read access to it.")
-    raise BadReply(f"the Hub answered {reply.status} for {what}: {reply.said}", "Try again.")
+    raise BadReply(f"the Hub returned HTTP {reply.status} for {what}: {reply.said}", "Try again.")
 
 
 def _rows(page: Any) -> dict[str, HubFile]:
@@ -131,9 +131,9 @@ def _rows(page: Any) -> dict[str, HubFile]:
             continue
         path, size, lfs = row.get("path"), row.get("size"), row.get("lfs")
         if not isinstance(path, str) or type(size) is not int or size < 0:
-            raise BadReply("the Hub's list of files has a file without path or size", "Try again.")
+            raise BadReply("the Hub's list of files has a file without a path or a size", "Try again.")
         if len(path) > _LONGEST or path.count("/") > _DEEPEST:
-            raise BadReply(f"the Hub lists a file with an overlong name: {line(path, 80)}", "Name another folder.")
+            raise BadReply(f"the Hub lists a file whose name is too long: {line(path, 80)}", "Choose another folder.")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
         good = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
         found[path] = HubFile(size, digest if good else None)
@@ -217,15 +217,15 @@ class RangeSource(Source):
         if reply.status_code == 416:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores fewer")
         if reply.status_code != 206 and not whole:
-            raise Doubtful(f"the Hub answered {reply.status_code} to a request for a part of the file")
+            raise Doubtful(f"the Hub returned HTTP {reply.status_code} for a request for a part of the file")
         stored = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("content-range", ""))
         if stored and int(stored[2]) != self.size:
             raise Broken(f"the Hub lists {self.size:,} bytes, but stores {int(stored[2]):,}")
         if stored and int(stored[1]) != offset:
             raise Doubtful("the Hub sent a different part of the file than requested")
         data = bytearray()
-        for chunk in reply.iter_raw():  # raw: no compression was requested, and a few bytes may unpack to many
-            self._took(len(chunk))  # checked at each piece, because a slow body can last for days
+        for chunk in reply.iter_raw():  # raw, because decoding could expand a short response
+            self._took(len(chunk))  # called for each chunk, because a slow response can last for days
             data += chunk
             if len(data) > length:
                 raise Doubtful("the Hub sent more of the file than requested")
@@ -235,12 +235,12 @@ class RangeSource(Source):
 
 
 def download(listing: Listing, config: HubConfig) -> Path:
-    """Download the listed files into huggingface_hub's cache unless they are there. Return the snapshot's folder."""
+    """Download the listed files into huggingface_hub's cache unless they are cached. Return the snapshot's folder."""
     from huggingface_hub import snapshot_download
 
     address = listing.address
-    exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # as patterns without wildcards
-    # The commit is given, so files downloaded before come from the cache without a request to the Hub.
+    exactly = [re.sub(r"([*?\[])", r"[\1]", path) for path in listing.files]  # escaped
+    # With a commit as the revision, cached files need no request to the Hub.
     found = snapshot_download(
         address.repo, repo_type=address.type, revision=listing.commit, endpoint=config.endpoint,
         token=config.sendable_token, allow_patterns=exactly, library_name="gpuwarden",

@@ -1,4 +1,4 @@
-"""Fetch a rehearsal's supplies from the Hub: the small files of its models and a few rows of its datasets."""
+"""Fetch what a rehearsal needs from the Hub: the small files of its models and a few rows of its datasets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MOST_REPOS: Final = 24
 MOST_FILES: Final = 60
 MOST_BYTES: Final = 64 << 20
 MOST_OF_ROWS: Final = 4 << 20
-"""The limit for a split's features and rows together, in characters of JSON."""
+"""Largest total size of a split's features and rows, in characters of JSON."""
 PATIENCE_S: Final = 120.0
-"""Seconds for all supplies, because a server may send one byte before every timeout."""
+"""Seconds for all downloads together, because a slow server can keep a single download from timing out."""
 MOST_CONFIGS, MOST_SPLITS, MOST_ROWS = 4, 6, 8
 _WANTED: Final = ("*.json", "*.txt", "*.jinja", "*.model", "*.py", "*.tiktoken", "*.yaml")
 _UNWANTED: Final = ("*.index.json", "optimizer*", "training_args*", "trainer_state.json", "README*", "*/checkpoint-*")
@@ -43,7 +43,7 @@ class Supplies:
 
 
 async def bring(uses: Iterable[RepoUse], config: HubConfig, *, clock: Clock | None = None) -> Supplies:
-    """Return the supplies of these repos from the Hub or its local cache; omit those that can't be fetched."""
+    """Return the files and rows of these repos from the Hub or its local cache; omit those that can't be fetched."""
     found = Supplies()
     named = list(dict.fromkeys((use.type, use.id) for use in uses))
     async with HubClient(config, clock=clock) as hub:
@@ -88,12 +88,12 @@ async def _content(hub: HubClient, path: str, most: int) -> bytes | None:
 
 
 def _cached(name: str) -> dict[str, bytes]:
-    """Return a model's small files in this machine's cache of the Hub."""
+    """Return a model's small files from this machine's Hub cache."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
-    except Exception:  # the library raises many kinds of errors for a missing repo
+    except Exception:  # the library raises various error types for a missing repo
         return {}
     chosen: dict[str, bytes] = {}
     left = MOST_BYTES
@@ -106,8 +106,9 @@ def _cached(name: str) -> dict[str, bytes]:
 
 
 def wanted(path: str) -> bool:
-    """Return whether a file of a model's repo is a config, a part of a tokenizer, or code. Reject paths that lead out
-    of the repo, which a mirror of the Hub may contain.
+    """Return whether a file of a model's repo is a config, a part of a tokenizer, or code.
+
+    Return False for a path outside of the repo; a mirror of the Hub may list such paths.
     """
     try:
         if local_name(path) != path:

@@ -1,7 +1,7 @@
 """Hugging Face Jobs over the Hub's REST API, shared by the backend and the provider.
 
-The client library's own calls are not used: following logs blocks for seconds, listing jobs ignores the given token,
-and running a local script prints to standard output, which the MCP server needs for its protocol.
+The client library's own calls are not used: reading a live log blocks for seconds, listing jobs ignores the given
+token, and running a local script prints to standard output, which the MCP server needs for its protocol.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ async def namespace(hub: HubClient) -> str:
     """Return the token's account, which owns the jobs. Raises AuthFailed, Unreachable."""
     if not hub.config.token:
         raise AuthFailed("no Hugging Face token is set", "Set HF_TOKEN in gpuwarden's environment.")
-    from gpuwarden.hub.preflight_facts import read_account  # imports the reader of scripts
+    from gpuwarden.hub.preflight_facts import read_account  # slow import
 
     account = await read_account(hub)
     if not isinstance(account, Known):
         raise Unreachable(f"the token's account could not be looked up: {account.why}")
     if not account.value.name:
-        raise AuthFailed("the Hub refuses the token in use", "Create a new one at huggingface.co/settings/tokens.")
+        raise AuthFailed("the Hub rejected the token", "Create a new one at huggingface.co/settings/tokens.")
     return account.value.name
 
 
@@ -69,7 +69,7 @@ async def cancel(hub: HubClient, owner: str, job_id: str) -> None:
 
 
 async def listed(hub: HubClient, owner: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return every job with these labels, from all pages. Raises BadReply for a page with an unknown shape."""
+    """Return every job with these labels, from all pages. Raises BadReply for a page with an unknown format."""
     rows = await paged(hub, f"/api/jobs/{owner}", {"label": [f"{k}={v}" for k, v in labels.items()]})
     found = [checked(HubResponse(200, row, {})) for row in rows]
     return [j for j in found if all(labels_of(j).get(k) == v for k, v in labels.items())]
@@ -86,7 +86,7 @@ async def scheduled(hub: HubClient, owner: str) -> list[dict[str, Any]]:
     rows = await paged(hub, f"/api/scheduled-jobs/{owner}")
     for row in rows:
         if not _ID.fullmatch(str(row.get("id"))) or not isinstance(row.get("jobSpec"), dict):
-            raise BadReply("the Hub listed a scheduled job in an unknown shape", "Try again.")
+            raise BadReply("the Hub listed a scheduled job in an unknown format", "Try again.")
     return rows
 
 
@@ -97,7 +97,7 @@ async def paged(
     *,
     missing: Sequence[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of every page; `missing` are the rows for a 404. Raises BadReply for an invalid page."""
+    """Return the rows of all pages; `missing` are the rows to use for a 404. Raises BadReply for an invalid page."""
     rows: list[dict[str, Any]] = []
     for _ in range(1_000):
         reply = await hub.get(path, params)
@@ -106,15 +106,13 @@ async def paged(
         if reply.status != 200:
             refuse(reply)
         if not isinstance(reply.json, list) or not all(isinstance(row, dict) for row in reply.json):
-            raise BadReply(
-                f"the Hub's response to {path} is not a JSON list", "Nothing is concluded from it; try again."
-            )
+            raise BadReply(f"the Hub's response to {path} is not a JSON list", "The response was ignored; try again.")
         rows += reply.json
         more = _NEXT.search(reply.headers.get("link", ""))
         if not more or not more[1].startswith(hub.config.endpoint + "/"):
             return rows
         path, params = more[1].removeprefix(hub.config.endpoint), {}
-    raise BadReply(f"the Hub's list at {path} does not end")
+    raise BadReply(f"the Hub's list at {path} has too many pages")
 
 
 async def make_bucket(hub: HubClient, bucket: str) -> None:
@@ -127,7 +125,7 @@ async def make_bucket(hub: HubClient, bucket: str) -> None:
 
 
 async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
-    """Return a running job's present usage, which the Hub measures once a second; empty if none arrives in time."""
+    """Return a running job's current usage, which the Hub measures once a second; empty if none arrives in time."""
     with anyio.move_on_after(USAGE_S):
         async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/metrics", timeout_s=USAGE_S) as response:
             if response.status_code != 200:
@@ -143,14 +141,14 @@ async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
 
 
 MOST_MICRO_USD: Final = 10**15
-"""The limit for a price, so that sums stay finite."""
+"""The highest accepted price, so that sums stay finite."""
 
 
 async def prices(hub: HubClient) -> dict[str, float]:
-    """Return the Hub's present flavors with their prices in US dollars per hour."""
+    """Return the hardware flavors that the Hub offers now, with their prices in US dollars per hour."""
     reply = await hub.get("/api/jobs/hardware")
     if reply.status != 200 or not isinstance(reply.json, list):
-        raise BadReply(f"the Hub's hardware list answered {reply.status}: {reply.said}")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for its hardware list: {reply.said}")
     found = {}
     for item in (item for item in reply.json if isinstance(item, dict)):
         cost, unit = item.get("unitCostMicroUSD"), {"minute": 60, "hour": 1}.get(str(item.get("unitLabel")))
@@ -186,7 +184,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 
 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
-    """Return the log from its beginning up to about `upto` bytes, and whether it was read to its present end.
+    """Return the log from its beginning up to about `upto` bytes, and whether it was read to its current end.
 
     A running job's stream stays open. The log counts as read to its end after `IDLE_S` seconds without data.
     """
@@ -194,7 +192,7 @@ async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[
     try:
         async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/logs", timeout_s=60) as response:
             if response.status_code != 200:
-                raise NotFound(f"the Hub answered {response.status_code} for the log of {job_id}")
+                raise NotFound(f"the Hub returned HTTP {response.status_code} for the log of {job_id}")
             lines = response.aiter_lines().__aiter__()
             while len(text) < upto:
                 row = ""
@@ -221,39 +219,39 @@ def _event(row: str) -> bytes:
 
 
 def checked(reply: HubResponse) -> dict[str, Any]:
-    """Return a job as the Hub describes it. Raises BadReply for an unknown shape, and a `WardenError` for a refusal."""
+    """Return a job as the Hub describes it. Raises BadReply for an unknown format, and the errors of `refuse`."""
     if reply.status not in {200, 201}:
         refuse(reply)
     job = reply.json
     if not isinstance(job, dict) or not _ID.fullmatch(str(job.get("id"))) or stage_of(job) not in STAGES:
-        raise BadReply(
-            "the Hub's response about a job has an unknown shape", "Nothing is concluded from it; try again."
-        )
+        raise BadReply("the Hub's response about a job has an unknown format", "The response was ignored; try again.")
     return job
 
 
 def refuse(reply: HubResponse) -> None:
-    """Raise the `WardenError` for a refusal's status."""
+    """Raise the `WardenError` that corresponds to the HTTP status."""
     said = reply.said
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub refused: {said}", "The token needs write access and the account needs credits.")
+        raise AuthFailed(
+            f"the Hub denied access: {said}", "The token needs write access and the account needs credits."
+        )
     if reply.status == 402:
         raise NoCapacity(f"the account can't pay for this: {said}", "Add credits at huggingface.co/settings/billing.")
     if reply.status in {400, 422}:
         raise BadRequest(f"the Hub refused the job: {said}", "Fix it, then submit again.")
     if reply.status == 404:
-        raise NotSupported(f"the Hub has no jobs for this account: {said}", "Check the token's account.")
-    raise BadReply(f"the Hub answered {reply.status}: {said}")
+        raise NotSupported(f"this account can't use Hugging Face Jobs: {said}", "Check the token's account.")
+    raise BadReply(f"the Hub returned HTTP {reply.status}: {said}")
 
 
 def stage_of(job: Mapping[str, Any]) -> str:
-    """Return the stage, empty if the Hub reports none."""
+    """Return the job's stage, or an empty string if the Hub reports none."""
     status = job.get("status")
     return str(status.get("stage")) if isinstance(status, dict) else ""
 
 
 def moment(text: object) -> float | None:
-    """Return a time from the Hub in seconds since the epoch; None if it is not a valid time."""
+    """Convert a time from the Hub to seconds since the epoch; return None if it is not a valid time."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except (ValueError, OverflowError):
@@ -261,7 +259,7 @@ def moment(text: object) -> float | None:
 
 
 def message_of(job: Mapping[str, Any]) -> str:
-    """Return the platform's message on the stage. A timeout has no separate stage, only this message."""
+    """Return the platform's message about the stage. A timeout has no separate stage, only this message."""
     status = job.get("status")
     return line((status.get("message") if isinstance(status, dict) else "") or "", 300)
 

@@ -1,7 +1,7 @@
 """Read an artifact store in a bucket on the Hub: names and sizes as the Hub lists them, and bytes by range requests.
 
-A bucket lists a hash of the Hub's own chunks and no SHA-256, so its list can't be compared with sealed digests. Small
-files are read completely, within a limit. A larger file is proven by a pull, which hashes its bytes as they arrive.
+A bucket lists the Hub's own chunk hashes instead of SHA-256, so its list can't be compared with sealed digests. Small
+files are read completely, up to a limit. A larger file is proven by a pull, which hashes its bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BucketSource(RangeSource):
 class BucketReader:
     """A bucket as a `Store`.
 
-    A bucket has no commits, so a file may be newer than the listing; its digest reveals that.
+    A bucket has no commits, so a file may be newer than the listing; comparing its digest detects that.
     """
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class BucketReader:
             self._good(await hub.get(f"/api/buckets/{self._address.root}"))
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None if it does not exist."""
+        """Return the manifest's content; None if it does not exist."""
         self._sizes.pop(key, None)
         size = (await self._listed([key])).get(key)
         if size is None:
@@ -63,7 +63,7 @@ class BucketReader:
         return b"".join([piece async for piece in self.read(key)])
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the existing files among `keys`. `read`: also read the small files, to add their digests."""
+        """Return those of `keys` that exist. If `read` is true, also read the small files and add their digests."""
         found: dict[str, StoredFile] = {}
         count = 0
         for key, size in (await self._listed(keys)).items():
@@ -87,7 +87,7 @@ class BucketReader:
                 raise Unreachable(f"{self._address}: {line(key, 200)} {why}", "Try again.") from why
 
     async def _listed(self, keys: Sequence[str]) -> dict[str, int]:
-        """Return the sizes of the existing files among `keys`."""
+        """Return the sizes of those of `keys` that exist."""
         found: dict[str, int] = {}
         async with HubClient(self._config, clock=self._clock) as hub:
             for at in range(0, len(keys), _PATHS):
@@ -110,7 +110,7 @@ class BucketReader:
             raise AuthFailed(
                 f"the Hub denied access to {self._address}: {reply.said}", "Set a token with read access to it."
             )
-        raise BadReply(f"the Hub answered {reply.status} for {self._address}: {reply.said}", "Try again.")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for {self._address}: {reply.said}", "Try again.")
 
 
 def _sizes(reply: HubResponse) -> dict[str, int]:
@@ -119,5 +119,5 @@ def _sizes(reply: HubResponse) -> dict[str, int]:
         raise BadReply("the Hub's list of a bucket's files is not a JSON list", "Try again.")
     files = [row for row in rows if isinstance(row, dict) and row.get("type") == "file"]
     if not all(isinstance(row.get("path"), str) and type(row.get("size")) is int and row["size"] >= 0 for row in files):
-        raise BadReply("the Hub's list of a bucket has a file without path or size", "Try again.")
+        raise BadReply("the Hub's list of a bucket has a file without a path or a size", "Try again.")
     return {row["path"]: row["size"] for row in files}

@@ -1,6 +1,6 @@
 """Read an artifact store in a repo on the Hub: sizes and digests as the Hub lists them at one commit.
 
-The Hub lists no SHA-256 for the small files that it stores in git; those are read completely, within a limit.
+The Hub lists no SHA-256 for the small files that it stores in git; those are read completely, up to a limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RepoReader:
         await self._list()
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None if it does not exist."""
+        """Return the manifest's content; None if it does not exist."""
         listing = await self._list()
         if listing is None or key not in listing.files:
             return None
@@ -46,7 +46,7 @@ class RepoReader:
         return await to_thread.run_sync(self._read, listing, key, abandon_on_cancel=True)
 
     async def files(self, keys: Sequence[str], *, read: bool = True) -> dict[str, StoredFile]:
-        """Return the existing files among `keys`. `read`: also read the files stored in git, to add their digests."""
+        """Return those of `keys` that exist. If `read` is true, read the files stored in git and add their digests."""
         listing = await self._list()
         found: dict[str, StoredFile] = {}
         count = 0
@@ -73,7 +73,7 @@ class RepoReader:
             yield await to_thread.run_sync(self._piece, source, at, abandon_on_cancel=True)
 
     async def _list(self) -> Listing | None:
-        """Return the files of the repo, None if it is still empty. Raises NotFound if the repo does not exist."""
+        """Return the repo's files; None if the repo is empty. Raises NotFound if it does not exist."""
         if self._listing is None:
             address = Address("dataset" if self._address.kind == "dataset" else "model", self._address.root)
             async with HubClient(self._config, clock=self._clock) as hub:

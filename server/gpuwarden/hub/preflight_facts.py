@@ -28,7 +28,7 @@ _MODEL = re.compile(r"(?i)(^|_)(base_?)?(model|checkpoint|adapter)(_(id|name|rep
 async def hub_facts(
     script: ScriptFacts | None, spec: JobSpec, configured: Callable[[], HubConfig], *, clock: Clock | None = None
 ) -> HubFacts | None:
-    """Return the Hub facts for the rules; None if the job does not use the Hub. Never raises for errors of the Hub."""
+    """Return the Hub facts for the rules; None if the job does not use the Hub. Never raises for Hub errors."""
     uses = _uses(script, spec)
     pushes = script.uses.pushes if script else ()
     if not uses and not pushes:
@@ -85,7 +85,7 @@ async def read_config(hub: HubClient, repo: Repo) -> dict[str, Any] | None:
 
 
 async def read_account(hub: HubClient) -> Answer[Account]:
-    """Return the account of the token in use. A refused token gives a Known account without a name and rights."""
+    """Return the token's account. If the Hub rejects the token, it is a Known account with no name and role `read`."""
     try:
         reply = await hub.get("/api/whoami-v2")
     except WardenError as error:
@@ -93,7 +93,7 @@ async def read_account(hub: HubClient) -> Answer[Account]:
     if reply.status in {401, 403}:
         return Known(Account(name="", role="read"))
     if reply.status != 200 or not isinstance(reply.json, dict) or not reply.json.get("name"):
-        return Unknown(f"the Hub answered {reply.status} to a request for the account")
+        return Unknown(f"the Hub returned HTTP {reply.status} for a request for the account")
     token = (reply.json.get("auth") or {}).get("accessToken") or {}
     orgs = [o for o in reply.json.get("orgs") or () if isinstance(o, dict)]
     writable = (str(o.get("name")) for o in orgs if o.get("roleInOrg") not in {"read", "no_access"})
@@ -109,11 +109,11 @@ async def read_account(hub: HubClient) -> Answer[Account]:
 
 
 def _uses(script: ScriptFacts | None, spec: JobSpec) -> list[RepoUse]:
-    """Return the script's repos, one use for each way in which a repo is read, and those named by plain variables."""
+    """Return the uses of repos by the script, and the repos named in environment variables."""
     uses = list(dict.fromkeys(script.uses.repos)) if script else []
     known = {(u.id, u.type) for u in uses}
     named = []
-    for name, value in spec.env.items():  # such as DATASET or BASE_MODEL, with a value like owner/name
+    for name, value in spec.env.items():  # for example DATASET=owner/name
         if "/" not in value or not re.fullmatch(REPO_ID, value):
             continue
         if _DATA.search(name):

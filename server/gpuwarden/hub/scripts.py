@@ -1,7 +1,7 @@
 """Fetch scripts that a command names by URL.
 
-Only hosts that are known to serve raw files are contacted, and redirects are not followed, because the author of the
-command chooses the address, and this machine may reach hosts that the author can't reach.
+Only known hosts of raw files are contacted, and redirects are not followed. Otherwise the author of a command could
+make this machine contact hosts that the author can't reach.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class Fetched:
-    """A script's text, or the problem with its address."""
+    """A script's text, or the reason why it is not usable."""
 
     text: str = ""
     trouble: str = ""
@@ -43,7 +43,7 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
     mine = address.startswith(config.endpoint + "/") and config.token
     headers = {"Authorization": f"Bearer {config.sendable_token}"} if mine else {}
     try:
-        with anyio.fail_after(TIMEOUT_S):  # limits the total time, because a slow body may last for days
+        with anyio.fail_after(TIMEOUT_S):  # limits the total time, because a slow response can last for days
             async with (
                 httpx2.AsyncClient(timeout=TIMEOUT_S) as session,
                 session.stream("GET", address, headers=headers) as reply,
@@ -54,13 +54,13 @@ async def fetch_script(command: Sequence[str], config: HubConfig) -> Answer[Fetc
                     if len(raw) > MAX_SCRIPT_BYTES:
                         return Known(Fetched(trouble=f"{line(address)} is longer than {MAX_SCRIPT_BYTES:,} bytes"))
     except TimeoutError:
-        return Unknown(f"{line(address)} was not complete after {TIMEOUT_S:g} s")
+        return Unknown(f"{line(address)} was not downloaded within {TIMEOUT_S:g} s")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         return Unknown(f"{line(address)} could not be fetched: {type(error).__name__}")
     if reply.status_code >= 500 or reply.status_code == 429:
-        return Unknown(f"{line(address)} answered {reply.status_code}")
+        return Unknown(f"{line(address)} returned HTTP {reply.status_code}")
     if reply.status_code != 200:
-        return Known(Fetched(trouble=f"{line(address)} answered {reply.status_code}"))
+        return Known(Fetched(trouble=f"{line(address)} returned HTTP {reply.status_code}"))
     kind = reply.headers.get("content-type", "")
     if "html" in kind or raw.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
         return Known(Fetched(trouble=f"{line(address)} is a web page, not a script"))

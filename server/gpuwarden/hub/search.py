@@ -35,12 +35,12 @@ async def dataset_search(
     if sort not in _SORTS:
         raise BadRequest(f"sort is {line(sort, 40)!r}; it must be one of {', '.join(_SORTS)}")
     if len(query) > 200 or len(author) > 96 or len(tags) > 10 or any(len(t) > 100 for t in tags):
-        raise BadRequest("the query is too long", "Use up to 200 characters, and up to 10 tags of 100.")
+        raise BadRequest("the query is too long", "Use up to 200 characters, and up to 10 tags of 100 characters.")
     before = hub.requests
     found = await _ask(hub, query, author, tags, sort, limit)
     note = ""
     if not found and author and query:
-        # The Hub searches names only. The author's other datasets are the next best answer.
+        # The Hub searches names only, so list the author's other datasets instead.
         found = await _ask(hub, "", author, tags, sort, limit)
         note = f"no dataset of {author} has {query!r} in its name; these are {author}'s datasets" if found else ""
     if not found:
@@ -61,12 +61,12 @@ async def _ask(
     params |= {k: v for k, v in (("search", query), ("author", author), ("filter", list(tags))) if v}
     reply = await hub.get("/api/datasets", params)
     if reply.status in {401, 403}:
-        raise AuthFailed(f"the Hub refused the token: {reply.said}", "Check it with `hf auth whoami`.")
+        raise AuthFailed(f"the Hub rejected the token: {reply.said}", "Check it with `hf auth whoami`.")
     if reply.status != 200 or not isinstance(reply.json, list):
-        raise BadReply(f"the Hub's dataset list answered {reply.status}: {reply.said}")
+        raise BadReply(f"the Hub returned HTTP {reply.status} for its dataset list: {reply.said}")
     found = []
     for item in (item for item in reply.json if isinstance(item, dict)):
-        tag: dict[str, str] = {}  # the first of each kind
+        tag: dict[str, str] = {}  # the first tag of each kind
         for kind, colon, value in (t.partition(":") for t in item.get("tags") or () if isinstance(t, str)):
             if colon:
                 tag.setdefault(kind, line(value, 60))

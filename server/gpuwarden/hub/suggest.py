@@ -1,8 +1,8 @@
 """Suggest existing ids that are similar to one that does not exist.
 
-No single query is enough: the Hub searches names only, and how it splits them into words is not documented. So four
-queries run at once (the namespace with the name, the namespace's most used repos, the longest words of the name
-anywhere, the same id as another type), and the results are ranked here.
+One query is not enough: the Hub searches names only, and how it splits them into words is not documented. Therefore
+four queries run concurrently: the name within the namespace, the namespace's most used repos, the longest words of the
+name in all namespaces, and the same id as another repo type. This module ranks the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOOD_ENOUGH = 38.0
 
 
 async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ...]:
-    """Return up to five ids, the likeliest first; empty if none is similar or the Hub did not respond."""
+    """Return up to five ids, the most likely first; empty if none is similar or the Hub did not respond."""
     owner, _, name = repo_id.rpartition("/")
     words = sorted(tokens(name), key=lambda w: (w.isdigit(), -len(w), w))[:2]
     queries: list[dict[str, Any]] = [{"search": word, "limit": 40, "sort": "downloads"} for word in words]
@@ -60,14 +60,14 @@ async def suggest(hub: HubClient, repo_id: str, kind: RepoType) -> tuple[str, ..
 
 
 def rank(wanted: str, candidates: Iterable[str]) -> list[str]:
-    """Return candidates similar enough to `wanted`, the most similar first; equal scores by name."""
+    """Return candidates similar enough to `wanted`, the most similar first; equal scores are sorted by name."""
     scored = [(score(wanted, c), c) for c in set(candidates)]
     return [c for s, c in sorted(scored, key=lambda x: (-x[0], x[1])) if s >= GOOD_ENOUGH]
 
 
 def score(wanted: str, candidate: str) -> float:
-    """Return a similarity from 0 to about 108. Owner and name are compared separately, so that an unrelated name of the
-    same owner scores low.
+    """Return a similarity from 0 to about 108. Owner and name are compared separately, so that an unrelated repo of the
+    same owner gets a low score.
     """
     owner, _, name = wanted.lower().rpartition("/")
     their_owner, _, their_name = candidate.lower().rpartition("/")

@@ -1,7 +1,7 @@
 """The dataset viewer: configs, splits, rows, columns, and a preview of a few rows.
 
 One request to `/info` returns the structure of a dataset whose conversion succeeded. If it failed, `/splits` still
-names the configs, and the rows themselves name the columns. Facts that the viewer lacks stay unknown, with the reason.
+lists the configs, and the rows contain the column names. Missing facts are reported as unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREVIEW = 8_000
 
 
 async def structure(hub: HubClient, dataset: str, only: str | None = None) -> Structure:
-    """Return the structure of a dataset, of config `only` or of all configs. Never raises for errors of the viewer."""
+    """Return the structure of a dataset, for config `only` or for all configs. Never raises for viewer errors."""
     try:
         params = {"dataset": dataset} | ({"config": only} if only else {})
         info = await hub.get("/info", params, viewer=True)
@@ -47,7 +47,7 @@ async def preview(
     if reply.status != 200 and offset == 0:
         reply = await hub.get("/first-rows", where, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return f"no rows: the dataset viewer answered {reply.said}", None
+        return f"no rows: the dataset viewer returned an error: {reply.said}", None
     rows = []
     for item in _dicts(reply.json.get("rows"))[:limit]:
         cells: dict[str, Any] = {}
@@ -83,14 +83,14 @@ def _from_info(answer: Any, only: str | None) -> Structure | None:
 async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: HubResponse) -> Structure:
     reply = await hub.get("/splits", {"dataset": dataset}, viewer=True)
     if reply.status != 200 or not isinstance(reply.json, dict):
-        return Structure(known=False, why=f"the dataset viewer answered: {reply.said}")
+        return Structure(known=False, why=f"the dataset viewer returned an error: {reply.said}")
     splits: dict[str, list[Split]] = {}
     for item in _dicts(reply.json.get("splits")):
         splits.setdefault(line(item.get("config")), []).append(Split(name=line(item.get("split"))))
     names = [n for n in splits if only in (None, n)]
     configs = [Config(name=n, splits=tuple(splits[n]), why=info.said) for n in names[:MAX_CONFIGS]]
     if configs:
-        # Rows can often be read while the conversion is pending or has failed; a page of rows names the columns.
+        # Rows, which contain the column names, are often available even if the conversion is pending or has failed.
         first, split = configs[0], configs[0].splits[0].name
         where = {"dataset": dataset, "config": first.name, "split": split}
         rows = await hub.get("/first-rows", where, viewer=True)
@@ -144,7 +144,7 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def short_type(feature: Any, depth: int = 0) -> str:
-    """Return a feature of the `datasets` library as one short string."""
+    """Return the type of a `datasets` feature as a short string."""
     if depth > 6:
         return "..."
     if isinstance(feature, list):
@@ -152,7 +152,7 @@ def short_type(feature: Any, depth: int = 0) -> str:
     if not isinstance(feature, dict):
         return "unknown"
     kind, inside = feature.get("_type"), feature.get("feature")
-    if kind == "Sequence" and isinstance(inside, dict) and "_type" not in inside:  # rows have one dict of lists
+    if kind == "Sequence" and isinstance(inside, dict) and "_type" not in inside:  # a row has a dict of lists
         return short_type({name: {"_type": "List", "feature": value} for name, value in inside.items()}, depth)
     if kind in {"Sequence", "List", "LargeList"}:
         return f"list<{short_type(inside, depth + 1)}>"

@@ -21,7 +21,7 @@ FROZEN: Final = ("--frozen", "--no-dev")
 KEPT_BACK: Final = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|AUTH|CREDENTIAL|CREDS|PRIVATE|CERT|PROXY|^AWS_|^GPUWARDEN_"
 )
-"""Variables that Gemini does not pass on by default, variables whose value may look secret to it, and gpuwarden's own.
+"""Variables that Gemini does not pass on by default or may consider secret, and gpuwarden's own variables.
 """
 FIRST_START_S: Final = 300
 """Maximum seconds for a first start, which downloads the packages of the lock file."""
@@ -30,7 +30,7 @@ Run = dict[str, Any]
 
 
 def serve(client: str) -> list[str]:
-    """Return the server's own command line for one client."""
+    """Return the command line that starts the server for one client."""
     return [NAME, "mcp", "--client", client]
 
 

@@ -1,5 +1,5 @@
 """Known training failures as data: a strict loader, a search and a diagnosis of logs. The catalog is
-`references/**/*.md`. One entry serves the reader, `search` and `diagnose` alike.
+`references/**/*.md`. Users read the same entries that `search` and `diagnose` use.
 """
 
 from gpuwarden.knowledge.catalog import (

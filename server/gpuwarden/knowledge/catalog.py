@@ -16,8 +16,8 @@ level-2 heading and one fenced block:
     ```
 
 Optional keys: `aliases` (synonyms for searching), `see` (ids of related entries), `signs` (observations of a job apart
-from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, since they follow other
-failures too), `least_lines` (how many different lines must match before a log is diagnosed, for values that are
+from its log, see `observations.py`), `secondary` (its lines alone don't establish the cause, because they also follow
+other failures), `least_lines` (how many different lines must match before a log is diagnosed, for values that are
 meaningless if they occur once), `unsigned` (why it has neither signatures nor signs). Prose may follow the block. Every
 mistake is reported with file and line.
 """
@@ -72,9 +72,9 @@ class Unsigned(StrEnum):
     ADVICE = "advice"
     """A choice before a run, not a failure."""
     CONSOLE = "console"
-    """A platform's page, bill or machine shows it; the job's log does not."""
+    """Only a platform's page, bill or machine shows the failure, not the job's log."""
     SHARED = "shared"
-    """Its log line also belongs to another entry; the circumstances distinguish the two."""
+    """Another entry has the same log line; only the circumstances distinguish the two."""
 
 
 class Block(Frozen):
@@ -178,7 +178,7 @@ def read_tree(root: Path) -> tuple[Catalogue, list[Problem]]:
         if page is not None:
             pages.append(page)
             gotchas.extend(reader.entries(page))
-    # Mistakes that only show across files: an id used twice, a `see` without a target.
+    # Mistakes that are found only by comparing files: an id used twice, a `see` without a target.
     first: dict[str, Gotcha] = {}
     for gotcha in gotchas:
         other = first.setdefault(gotcha.id, gotcha)
@@ -263,7 +263,7 @@ def _wrong(file: str, line: int, what: str) -> BadRequest:
 
 
 def mistakes(block: Block) -> list[str]:
-    """Return the mismatches between the signatures and the examples of an entry."""
+    """Return the mismatches between an entry's signatures and its examples."""
     return [message for message, _ in _patterns(block)]
 
 

@@ -34,10 +34,10 @@ READERS = {
     "nvidia-smi": r"--query(?:-gpu=[\w.,]+)?|--display=[A-Z,]+|--format=csv,noheader(?:,nounits)?",
     "ps": r"-eo|[a-z]+=(?:,[a-z]+=)*",
 }
-"""Programs that check_job may run, with the arguments allowed for each: they only read, and they terminate."""
+"""The programs that check_job may run, with the arguments allowed for each. They only read, and they terminate."""
 MAX_TEXT, MAX_ROW = 16 << 10, 400
-"""The number of characters judged: of an output (from its end) and of each of its lines. A machine may answer anything,
-so these limits, and the removal of blank lines, bound the cost of a pattern."""
+"""The maximum number of characters of an output, counted from its end, and of one line, that are searched. A machine
+may return any text, so these limits and the removal of blank lines bound the time that a pattern takes."""
 PLACEHOLDERS = frozenset({"folder", "job", "engine", "pid", "script"})
 _PLACEHOLDER = re.compile(r"(?<!%)\{(\w+)\}")
 Words = Annotated[str, Field(min_length=3, max_length=200)]
@@ -55,7 +55,7 @@ class Where(StrEnum):
 class Outcome(Frozen):
     """One possible result of a check. `when` describes it for the user; the other fields are tests that must all pass.
 
-    In a check with `reads`, an outcome without a test applies if no other outcome fits.
+    In a check with `reads`, an outcome without a test applies if no other outcome matches.
     """
 
     id: Name
@@ -83,7 +83,7 @@ class Outcome(Frozen):
 
 
 class Check(Frozen):
-    """One question, the command that answers it, and its outcomes in the order of testing.
+    """One question, the command whose output answers it, and the outcomes in the order in which they are tested.
 
     `value` finds numbers in the output and the largest counts: a group, or `part` and `whole` for a percentage.
     """
@@ -106,7 +106,7 @@ class Check(Frozen):
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
             raise ValueError(f"{self.id}: `value` is required if an outcome has least or most, and only then")
         if self.reads and not self._only_reads(names):
-            raise ValueError(f"{self.id}: this command may do more than read, or needs a value that is not known")
+            raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
         return self
 
     def _only_reads(self, names: set[str]) -> bool:
@@ -127,7 +127,7 @@ class Check(Frozen):
         return max((number for number in found if math.isfinite(number)), default=None)
 
     def judge(self, text: str, exit_code: int = 0) -> tuple[Outcome | None, float | None]:
-        """Return the first outcome that fits a command's output, with the number that decided it.
+        """Return the first outcome that matches a command's output, with the number that decided it.
 
         If the command failed, only outcomes with a pattern are tested.
         """
@@ -143,7 +143,7 @@ class Check(Frozen):
 
 
 class DecisionList(Frozen):
-    """The checks for one symptom. `entries` are the diagnoses that do not decide between its causes."""
+    """The checks for one symptom. `entries` are the diagnoses that can't distinguish its causes."""
 
     id: Name
     title: str = ""
@@ -199,5 +199,5 @@ def for_words(text: str) -> DecisionList | None:
 
 
 def for_entries(ids: Sequence[str]) -> DecisionList | None:
-    """Return the first list that is linked to one of the entries, best entry first, or None."""
+    """Return the first list that is linked to one of the entries, or None. The entries are ordered best first."""
     return next((one for key in ids for one in decision_lists() if key in one.entries), None)

@@ -1,10 +1,10 @@
 """Find the entries that explain a log and other observations of a job, with the evidence.
 
-A signature that matches is evidence, not proof: a diagnosis is at most *likely*, and only by a signature that public
-reports have confirmed (see `track_record`) or that the exit code agrees with. It is *possible* when the line follows
-other failures too, when several entries explain it without further evidence for one of them, when the only evidence is
-the exit code or a sign with several causes, when the line is not part of the failure that ended the run, or when the
-job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
+A matching signature is evidence, not proof, so a diagnosis is at most *likely*. For that, public reports must have
+confirmed the signature (see `track_record`), or the exit code must support it. A diagnosis is only *possible* if the
+line also follows other failures, if several entries explain the line without further evidence for one of them, if the
+only evidence is the exit code or a sign with several causes, if the line is not part of the failure that ended the run,
+or if the job has not failed. Only the lines most relevant to the end of the run are matched: see `failure`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpuwarden.knowledge.track_record import runtime_wordings, trusted
 
 MAX_EVIDENCE = 3
 SPECIFIC = 6
-"""The minimum number of fixed characters in a signature for its match to be *likely*."""
+"""A match can be *likely* only if its signature has at least this many fixed characters."""
 CANT_RUN = (126, 127)
 """Exit codes of a shell that could not run a command. The shell's message explains why, so these codes add nothing."""
 Certainty: TypeAlias = Literal["likely", "possible"]
@@ -49,7 +49,7 @@ class Diagnosis(Frozen):
     page: str
     weight: Weight = Weight.HARD
     telling: tuple[str, ...] = ()
-    """The signatures that would make it likely if their records allow it: see `track_record`."""
+    """The signatures that make the diagnosis likely if public reports confirm them: see `track_record`."""
 
 
 def diagnose(
@@ -66,9 +66,10 @@ def diagnose(
     """Return the entries whose signatures match lines of `log` or whose signs were observed (`seen`), best match first.
 
     Of a log above 1 MB, only the first 200 kB and the end are read; of a long line, only 2,000 characters from both
-    ends. If the job has not `failed`, only observations count; its log supports them, and explains a stall. If `failed`
-    is None, the log decides. An `excerpt` is a few selected lines: entries that need several lines of a log need only
-    one of an excerpt. A `reading` of this log and exit code avoids reading it again.
+    ends. If the job has not `failed`, a log line alone is evidence only for an observed stall or for wrong metric
+    values. If `failed` is None, the log decides whether the job failed. An `excerpt` is a few selected lines: entries
+    that need several lines of a log need only one of an excerpt. If a `reading` of this log and exit code is given, the
+    log is not read again.
     """
     reading = reading or Reading(log, exit_code)
     if failed is None:
@@ -94,13 +95,13 @@ Match: TypeAlias = tuple[MatchedLine, str]
 
 
 class _Wording(NamedTuple):
-    """The match of a signature on a line: the signature's longest fixed text, and the whole match."""
+    """The match of a signature on a line: the signature's longest fixed text, and the full match."""
 
     fixed: str
     whole: str
 
     def beats(self, other: _Wording) -> bool:
-        """Return whether this is more specific: its fixed text, or else its whole match, contains the other's."""
+        """Return whether this match is more specific: its fixed text, or else its full match, contains the other's."""
         if self.fixed != other.fixed and (self.fixed in other.fixed or other.fixed in self.fixed):
             return other.fixed in self.fixed
         return self.whole != other.whole and other.whole in self.whole
@@ -108,7 +109,7 @@ class _Wording(NamedTuple):
 
 @dataclass(frozen=True)
 class _Case:
-    """The evidence for one entry: lines (the exit code among them) with their signatures, and signs."""
+    """The evidence for one entry: lines, including the exit code, with their signatures, and signs."""
 
     gotcha: Gotcha
     hits: list[Match]
@@ -117,7 +118,7 @@ class _Case:
 
     @property
     def wordings(self) -> dict[int, _Wording]:
-        """Return, per line, the wording with the longest fixed text."""
+        """Return for each line number the wording with the longest fixed text."""
         found: dict[int, _Wording] = {}
         for line, pattern in self.hits:
             matched = compiled_signature(pattern).search(line.text)
@@ -134,7 +135,7 @@ class _Case:
         return any(s.sure for s in self.seen)
 
     def own(self, claims: dict[int, set[str]]) -> bool:
-        """Return whether some evidence supports this entry only."""
+        """Return whether some of the evidence supports only this entry."""
         return (
             self.sure
             or bool(self.seen and self.hits)
@@ -164,14 +165,14 @@ class _Case:
         return False, not self.sure, -self.weight, not own, self.any_program, -self.specific, self.gotcha.id
 
     def telling(self, claims: dict[int, set[str]]) -> tuple[str, ...]:
-        """Return the signatures that match more than a shared line, a secondary line or the exit code."""
+        """Return the signatures if their matches are strong evidence for this entry alone, otherwise an empty tuple."""
         if self.gotcha.secondary or not self.own(claims) or not self.numbers - {0}:
             return ()
         enough = self.strange or (self.weight >= Weight.HARD and self.specific >= SPECIFIC)
         return tuple(sorted({pattern for _, pattern in self.hits})) if enough else ()
 
     def likely(self, claims: dict[int, set[str]]) -> bool:
-        """Return whether an observation or the exit code agrees, or reports confirm one of the signatures."""
+        """Return whether an observation or the exit code supports the entry, or reports confirm a matched signature."""
         if self.sure or (self.seen and self.numbers - {0}):
             return True
         telling = self.telling(claims)
@@ -198,7 +199,7 @@ class _Case:
         return matched if self.likely(claims) else f"{matched}; too few reports confirm that it has no other cause"
 
     def diagnosis(self, claims: dict[int, set[str]], *, failed: bool) -> Diagnosis:
-        """Return the entry with the best of its evidence: observations, the first lines and the last one."""
+        """Return the diagnosis with its main evidence: observations, the first matched lines and the last one."""
         unique = {line.number: line for line, _ in reversed(self.hits)}
         numbers = sorted(unique)
         kept = (*numbers[: MAX_EVIDENCE - 1], numbers[-1]) if len(numbers) > MAX_EVIDENCE else tuple(numbers)
@@ -222,7 +223,7 @@ class _Case:
 def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
     """Return the log's lines with their weights; a repeated text counts once, with its highest weight.
 
-    An exception's message that was wrapped over several lines is added as one line, with the number of its first.
+    An exception's message that was wrapped over several lines is added as one line, with its first line's number.
     """
     best: dict[str, tuple[Weight, int]] = {}
     for at, line in enumerate(reading.lines):
@@ -236,7 +237,7 @@ def _lines(reading: Reading) -> dict[MatchedLine, Weight]:
 
 
 def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
-    """Drop weaker evidence than the best: recovered errors, and warnings if there is a failure."""
+    """Drop entries with much weaker evidence than the best: recovered errors, and warnings if an error was found."""
     best = max((case.weight for case in cases if not case.gotcha.secondary or case.seen), default=Weight.PLAIN)
     least = Weight.SAID if best >= Weight.SAID or raised else Weight.PLAIN
     kept = [case for case in cases if case.seen or case.weight >= least]
@@ -249,7 +250,7 @@ def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
 def _cases(
     catalogue: Catalogue, weights: dict[MatchedLine, Weight], seen: Sequence[Seen], *, excerpt: bool
 ) -> Iterator[_Case]:
-    """Yield the evidence of every entry that has any; a signature is tried only if its literal occurs."""
+    """Yield every entry that has evidence. A signature is tried only if the log contains its literal."""
     lines = list(weights)
     whole = "\n".join(line.text for line in lines).lower()
     lowered = [line.text.lower() for line in lines]
@@ -268,14 +269,14 @@ def _cases(
         enough = len({line for line, _ in hits}) >= (1 if excerpt else gotcha.least_lines)
         weight = max((weights[line] for line, _ in hits), default=Weight.PLAIN) if enough else Weight.PLAIN
         if enough and weight < Weight.HARD and gotcha.least_lines > 1:
-            weight = Weight.SAID  # values that only count in several lines: see `least_lines`
+            weight = Weight.SAID  # values that are evidence only if they occur in several lines: see `least_lines`
         case = _Case(gotcha, hits if enough else [], [s for s in seen if s.sign in gotcha.signs], weight)
         if case.hits or case.seen:
             yield case
 
 
 def _claims(cases: list[_Case]) -> dict[int, set[str]]:
-    """Return, per line, the entries that explain it. A match that contains another's text overrides it."""
+    """Return for each line the entries that explain it. A match overrides another one whose text it contains."""
     lines: dict[int, dict[str, _Wording]] = {}
     for case in cases:
         for number, wording in case.wordings.items() if not case.gotcha.secondary else ():

@@ -26,7 +26,7 @@ _PERSON = re.compile(r"(/(?:home|Users)/)[^/\s'\"]+")
 
 
 def first_error(log: str) -> str:
-    """Return the first exception of a chain, else the first line with a word for an error, else an empty string."""
+    """Return the first exception of a chain, or else the first line with a word for an error, or an empty string."""
     lines = _clean(log)
     raised = [line for line in lines if _EXCEPTION.match(line)]
     said = [line for line in lines if _SAID.search(line) and not _NOISE.search(line)]

@@ -1,8 +1,8 @@
 """Read how a log ends: the failure, its location, the progress before it, and the errors from which the run recovered.
 
 Only the failure is matched with the entries of the references, so each line gets a `Weight`: an exception that ended
-the run counts most, a warning counts only if no error is worse, and an error after which training continued does not
-count.
+the run has the highest weight, a warning counts only if there is no error, and an error after which training continued
+does not count.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpuwarden.knowledge.log_lines import LogLine, read_lines, step_of
 from gpuwarden.knowledge.tracebacks import Raised, exceptions
 
 CONTINUED = 2
-"""The number of different steps after an error that show that the run continued."""
+"""If this many different steps follow an error, the run continued."""
 MANY_STEPS = 8
 LONG = 100
 """A text with at least this many lines and several steps is a log, even if samples in it contain questions."""
 VERY_LONG = 400
 """In a text with at least this many lines, two steps are enough, because model outputs fill the lines between them."""
 LAST = 6
-"""The number of lines that count as the end of a log; a run reports there why it ended."""
+"""The number of lines that count as the end of a log, where a run reports why it ended."""
 MAX_DEVICE_LINES = 8
 MAX_RECOVERED = 20
 MAX_CALLERS = 6
@@ -55,8 +55,9 @@ class Outcome(StrEnum):
 class Gone(Frozen):
     """A name that a library lacks, because it was removed or not yet added; used to query a table of releases.
 
-    `callers` are the calls in the traceback's last lines of source, innermost first: before Python 3.10 a message names
-    no class. `partial`: the module was only partly imported, as in a circular import, or if a local file has its name
+    `callers` are the calls in the traceback's last lines of source, innermost first, because before Python 3.10 a
+    message does not contain the class. `partial`: the module was only partly imported, because of a circular import or
+    a local file with its name.
     """
 
     kind: str
@@ -164,7 +165,9 @@ class Reading:
 
     @property
     def source(self) -> str:
-        """Return the source line that raised the failure, if the log shows it; a bare assertion has no message."""
+        """Return the source line that raised the exception, if the log shows it. It is needed for an assertion without
+        a message.
+        """
         if self.primary is None:
             return ""
         above = (
@@ -175,7 +178,7 @@ class Reading:
 
     @cached_property
     def odd(self) -> bool:
-        """Return whether the last step or an evaluation reports a metric value that no healthy run has."""
+        """Return whether the last step or an evaluation reports a metric value that indicates a broken run."""
         texts = [self.lines[at].text for at, _, _ in self._steps]
         return any(map(marks.ODD.search, texts[-1:])) or any(map(marks.ODD_EVALUATION.search, texts))
 
@@ -186,7 +189,7 @@ class Reading:
         return len(few) > 1 and 2 * sum(marks.SHAPED.match(line.text) is not None for line in few) > len(few)
 
     def _weigh(self) -> None:
-        """Set the weights of the lines of exceptions, and of their frames too if the run continued."""
+        """Set the weights of the lines of exceptions, and also of their frames if the run continued."""
         self._weights[-1] = Weight.PLAIN
         rank = self.primary.rank if self.primary else ""
         for last in self.raised:
@@ -200,7 +203,7 @@ class Reading:
                 self._weights |= {self._at[line.number]: weight for line in one.lines}
 
     def _went_on(self, at: int, rank: str, *, ignored: bool = False) -> bool:
-        """Return whether the run continued after a line: its rank made further steps, or it succeeded later."""
+        """Return whether the run continued after a line: its rank completed more steps, or the run succeeded later."""
         if rank not in self._until:
             steps: set[str] = set()
             self._until[rank] = -1

@@ -1,4 +1,4 @@
-"""Patterns of log lines for progress, an end, a failure, a warning, or a user's question."""
+"""Patterns of log lines that report progress, the end of a run, a failure or a warning, or contain a question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLLOWS = frozenset(
         "SystemExit",
     }
 )
-"""Exceptions that are a consequence of one in another process."""
+"""Exceptions that are raised because another process failed."""
 ENDED = re.compile(
     r"train_runtime|`Trainer\.fit` stopped|(?:exited with|exit) code:? 0\b|CommitInfo\(commit_url="
     r"|(?i:\btraining (?:is )?(?:complete|completed|finished|done)\b|\bfinished training\b)"
@@ -29,7 +29,7 @@ ODD = re.compile(
 )
 """A metric that is not finite, or a loss of exactly 0."""
 ODD_EVALUATION = re.compile(r"(?i)\b(?:eval|val|valid|validation)[_/ ]loss['\"]?\s?[:=]\s?['\"]?nan\b")
-"""An evaluation loss that is not finite; later training steps do not undo it."""
+"""An evaluation loss that is not finite. It counts even if later training steps are normal."""
 EXIT_CODE = re.compile(
     r"(?i)(?:exited with(?: exit)? code|exit ?code\s{0,4}:|\(exitcode:|exit status|non-zero exit status|return code:?)"
     r"\s?(?P<code>-?\d{1,3})\b"
@@ -75,7 +75,7 @@ GONE = (
 )
 """Kinds of names that a release may lack, and the messages that report them."""
 CALLED = re.compile(r"\b((?:[a-z_]\w*\.){0,4}[A-Za-z]\w*)\(")
-"""A call in a traceback's line of source."""
+"""A call in a source line of a traceback."""
 REPORT = re.compile(
     r"^(?:#{1,4} (?=.*[a-z])|- \[[ xX]\]|```)"
     r"|\bI(?:'m|'ve| (?:am|have|want|tr[iy]\w*|g[eo]t|us\w*|run|ran|think|follow\w*|can|need|train\w*|fine|met|start\w*"
@@ -83,7 +83,7 @@ REPORT = re.compile(
     r"|(?:^|[^\w'])(?:my|our|me|we|anyone|somebody)\b(?![/=])|\w\?(?:\s|$)"
     r"|[\u6211\u5417\u8bf7\u6c42]|\u600e\u4e48|\u4e3a\u4ec0\u4e48|\u662f\u5426"
 )
-"""A line of a user's description of a failure: in the first person, with a question, or in the format of an issue."""
+"""A line of a user's description of a failure: in the first person, with a question, or formatted like an issue."""
 LOGGED = re.compile(r".{0,60}\b(?:INFO|DEBUG)\b")
 """A line from a logger. A question in it is part of a data sample."""
 SHAPED = re.compile(

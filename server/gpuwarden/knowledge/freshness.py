@@ -1,4 +1,4 @@
-"""List the maintenance work in the knowledge base: broken entries, old facts, dead references, missing sources."""
+"""List what needs maintenance in the knowledge base: invalid entries, old facts, dead references, missing sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.knowledge.catalog import Catalogue, read_tree
 
 Kind: TypeAlias = Literal["broken", "stale", "dead_reference", "no_source"]
 URGENT_SCOPES = {"billing", "teardown"}
-URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "unattended", "danger_clocks"}  # of a profile's front matter
+URGENT_BLOCKS = {"storage", "meter", "verbs", "spot", "unattended", "danger_clocks"}  # in a profile's front matter
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 _FILE = re.compile(r"`([a-z0-9_/-]+\.md)`")
 _ENTRY = re.compile(r"(?<![A-Z-])([A-Z]{2,5}-\d{3})\b")  # PF-HUB-001 is a rule of a gate, not the entry HUB-001
@@ -23,7 +23,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 class Issue(Frozen):
-    """One item to review. `urgent` marks facts about money and destruction."""
+    """One item to review. `urgent` marks facts about costs and about the loss of machines or data."""
 
     kind: Kind
     urgent: bool
@@ -56,7 +56,7 @@ def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, .
 
 
 def age(verified: str, today: date) -> int:
-    """Return the whole months between a year-month and the month of `today`."""
+    """Return the number of months from a year-month to the month of `today`."""
     year, month = map(int, verified.split("-")[:2])
     return (today.year - year) * 12 + today.month - month
 

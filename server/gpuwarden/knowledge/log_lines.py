@@ -17,7 +17,7 @@ LINE_END = 500
 CHUNK = 1 << 20
 AROUND = 16 << 10
 MAX_FOUND = 12
-"""The number of failure marks kept from the middle of a long file: half of them the first ones, half the last ones."""
+"""The number of failure marks kept from the middle of a long file. Half are the first ones, half are the last ones."""
 LEFT_OUT = "\x00"
 """Marks the start of a line that replaces omitted lines and gives their number."""
 TELLING = (
@@ -51,7 +51,7 @@ _NOT_PROGRESS = re.compile(r"wandb:|.{0,80}\b(?:Error|Exception|Warning|WARN|E\d
 
 
 class LogLine(NamedTuple):
-    """A line with its number, from 1: as printed, and without the prefix of its `rank` but with its indentation."""
+    """A line with its number, from 1. `text` is the printed line; `body` has its indentation but no `rank` prefix."""
 
     number: int
     text: str
@@ -108,7 +108,7 @@ def step_of(line: LogLine) -> str:
 def read_log(file: BinaryIO) -> str:
     """Return a log of any size as at most about 1 MB of text: both ends, and the context of failure marks between them.
 
-    A line that begins with LEFT_OUT replaces each omitted part, so that line numbers stay correct.
+    Each omitted part is replaced by a line that begins with LEFT_OUT, so that line numbers stay correct.
     """
     head = file.read(HEAD)
     tail: deque[bytes] = deque()
@@ -159,5 +159,5 @@ class _Middle:
 
 
 def _left_out(lines: int) -> bytes:
-    """Return that many line ends, or one line that states their number."""
+    """Return this many line ends, or one line that states how many were skipped."""
     return b"\n" * lines if lines < 3 else f"\n{LEFT_OUT}{lines - 2}\n".encode()

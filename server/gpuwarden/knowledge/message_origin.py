@@ -1,6 +1,6 @@
-"""Find the releases of a package that raise a message, from templates extracted from their source.
+"""Find the releases of a package that raise a given error message, using templates extracted from their source code.
 
-A template alone is a weak sign, so only those of the file in which the traceback ends are compared.
+A template alone is weak evidence, so only the templates of the file in which the traceback ends are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGES = {"sentence_transformers": "sentence-transformers", "pytorch_lightnin
 class Origin(Frozen):
     """The releases of `package` in which `file` raises a message: the first and the last known one.
 
-    `until` is empty if the newest release of the table raises it too, `since` if the oldest does.
+    `until` is empty if the newest release of the table also raises it, and `since` is empty if the oldest one does.
     """
 
     package: str
@@ -35,7 +35,7 @@ class Origin(Frozen):
 
 
 def origin(failure: Failure) -> Origin | None:
-    """Return the origin of the exception that ended a run, or of its cause; None if unknown."""
+    """Return the origin of the exception that ended a run, or of the exception that caused it; None if unknown."""
     raised = (failure.exception, *reversed(failure.chain)) if failure.exception else ()
     return next((found for one in raised if (found := _origin(one))), None)
 
@@ -61,7 +61,7 @@ def _origin(raised: ExceptionRead) -> Origin | None:
 
 
 def begins(message: str, template: str) -> bool:
-    """Return whether a message starts with the text of a template; a hole matches any text."""
+    """Return whether a message starts with the text of a template; a placeholder matches any text."""
     first, *parts = template.split(HOLE)
     at = len(first)
     if not message.startswith(first):

@@ -1,4 +1,4 @@
-"""Signs: observations of a job apart from its log. A log can imitate any line, but not a sign.
+"""Signs: observations of a job that do not come from its log. A job can print any log line, but can't fake a sign.
 
 An entry lists its signs (`signs: [stall]`), as it lists the signatures of its log lines.
 """
@@ -28,7 +28,7 @@ class Sign(StrEnum):
 
 
 class Seen(Frozen):
-    """One sign as text. `sure`: the sign alone establishes the cause, instead of making it more likely."""
+    """One sign as text. `sure`: the sign alone establishes the cause; otherwise it only makes it more likely."""
 
     sign: Sign
     text: str

@@ -1,6 +1,7 @@
 """Draft an entry from a failed run. The user reviews the draft; it is never written into the catalog.
 
-The requirements are those of `references/self-improvement.md`: root-caused, and reproduced or mechanistic, and general.
+`references/self-improvement.md` has the requirements: the cause is known, the failure was reproduced or is explained by
+a mechanism, and the lesson is general.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def home_of(catalogue: Catalogue, lines: tuple[str, ...]) -> str:
 
 
 def signature_for(line: str) -> str:
-    """Turn a log line into a signature: parts that change between runs (numbers, quoted names, paths) become a gap."""
+    """Turn a log line into a signature: parts that differ between runs (numbers, names, paths) become wildcards."""
     core = line.strip()[: MAX_PATTERN // 2]
     pieces = [re.escape(piece).replace("\\ ", " ") for piece in _LOOSE.split(core)]
     fixed = [piece for piece in pieces if piece.strip()]

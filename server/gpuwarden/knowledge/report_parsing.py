@@ -1,8 +1,8 @@
 """Extract the relevant parts of a pasted report: its title, the description and the lines of the error.
 
-Users paste whole issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
-These words match entries unrelated to the failure, so they are removed when a query is searched by words. Signatures
-are still matched with every line.
+Users paste complete issues: a form with checkboxes, versions, a script, a long command and a traceback of eighty lines.
+Most of these words match entries unrelated to the failure, so they are removed before a search by words. Signatures are
+still compared with every line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEAST_LINES = 3
 LEAST_WORDS = 4
 MOST = 1_500  # characters; a longer report is cut to its beginning and its failing lines
 BEGINNING = 700
-MOST_WHOLE = 6_000  # characters of a text that is used unchanged, half from each end
+MOST_WHOLE = 6_000  # characters; of a longer text, half of this is kept from each end
 LOOKED_AT = 300
 _CJK = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _COMMAND = re.compile(
@@ -48,7 +48,7 @@ def gist(text: str) -> str:
     if len(lines) < LEAST_LINES:
         return _ends(text)
     informative = []
-    inside = False  # after a frame: its line of code, and the marks under it
+    inside = False  # a frame is followed by its line of code and the marks under it
     for number, line in enumerate(lines):
         start = line.strip()[:LOOKED_AT]
         if _FRAME.match(start):

@@ -1,4 +1,4 @@
-"""Search by words or by a piece of log: signatures first, then field-weighted BM25.
+"""Search by words or by a part of a log: signatures first, then field-weighted BM25.
 
 A query is a list of slots, one per word. A slot matches its word, a concept that the word belongs to, or the nearest
 known spelling; only the best match counts. Two measures decide whether a result is good enough: the score, and the
@@ -45,20 +45,20 @@ GOTCHA_FIELDS = {
 }
 SECTION_FIELDS = {"title": 2.0, "heading": 2.5, "body": 0.6}
 MAX_TIMES = 5
-"""The maximum count of a term in one field: aliases in two languages repeat the same concept."""
+"""The maximum count of a term in one field, because aliases in two languages repeat the same concept."""
 CONCEPT = 0.75
 RESPELLED = 0.8
 PAIR = 0.5
 CHINESE_PAIR = 0.9
 COMMON = 0.15
-"""Weight of the frequency of an entry in reports, per factor e of its count: see `frequency.txt`."""
+"""The weight of log(1 + count / FEW_REPORTS) in the order, where `frequency.txt` has the reports' count of an entry."""
 FEW_REPORTS = 2.5
-"""Counts far below this value have an approximately proportional weight."""
+"""For counts far below this value, the effect is approximately proportional to the count."""
 STRANGER = 0.5
 MAX_RARITY = 5.0
 EVERYDAY_RARITY = 1.5
-COUNT_RARITY = 0.8  # a number up to 400 counts something; above it may be a code of HTTP, a port or a version
-ENOUGH = 14.0  # a long description need not be matched in full
+COUNT_RARITY = 0.8  # a number up to 400 is usually a count; a larger one may be an HTTP status, a port or a version
+ENOUGH = 14.0  # a long description does not have to match completely
 ENOUGH_OF_A_PASSAGE = 22.0
 SECTION = 1.15
 CANDIDATES = 40
@@ -72,7 +72,7 @@ LEAST_LOG = 5
 FEW_LINES = 3
 MAX_CALLS = 4
 """The number of innermost calls of a traceback that are searched as words."""
-SPEAK_FOR = 8  # the words support an entry if it is among this many best
+SPEAK_FOR = 8  # the words support an entry if it is among this many best matches
 _COUNT = re.compile(r"[0-9]{1,2}|[1-3][0-9]{2}|400")
 _CODES = frozenset({"137", "139", "134", "143", "255"})
 _ID = re.compile(r"\b[A-Z]{2,5}-\d{3}\b")
@@ -134,7 +134,7 @@ class Index:
                 scale = weights[name] / (1 - B + B * count.total() / mean[f"{hit.kind}.{name}"])
                 for term, times in count.items():
                     total[term] += scale * min(times, MAX_TIMES)
-            passages: tuple[str, ...] = ()  # the short texts of an entry that are compared with a query as wholes
+            passages: tuple[str, ...] = ()  # the short texts of an entry, each compared with the complete query
             if "aliases" in fields:
                 aliases, symptom = fields["aliases"].split(" . "), re.split(r"[.;:] ", fields["symptom"])
                 passages = (fields["title"], *aliases, *symptom)
@@ -159,7 +159,7 @@ class Index:
         return self._rarities[term]
 
     def _rarity(self, term: str) -> float:
-        most = MAX_RARITY  # everyday words and counts carry little information
+        most = MAX_RARITY  # everyday words and counts contain little information
         if term in everyday():
             most = EVERYDAY_RARITY
         elif _COUNT.fullmatch(term) and term not in _CODES:
@@ -182,7 +182,7 @@ class Index:
         for at, (word, given) in enumerate(zip(spelled, stems, strict=True)):
             weight = 1.0 if word == given else RESPELLED
             ways = ((word, weight), *((concept, CONCEPT * weight) for concept in named[at]))
-            # A word's share of the query: that of its concept if known, less for an unknown word.
+            # The weight of a word in the query is that of its concept if it has one, and lower for an unknown word.
             rarity = min(self.rarity(term) for term in (word, *named[at]))
             known = word in self.postings or named[at]
             found.setdefault(word, Slot(ways, rarity if known else STRANGER * rarity))
@@ -194,7 +194,7 @@ class Index:
         return list(found.values())
 
     def _weighed(self, term: str) -> dict[int, float]:
-        """Return the weight of a term in each document that has it."""
+        """Return the weight of a term in each document that contains it."""
         if term not in self.postings:
             return {}
         if term not in self._weights:
@@ -216,8 +216,8 @@ class Index:
     def ranked(self, query: str) -> list[tuple[float, float, Document]]:
         """Return (score, coverage, document) for every document that matches a slot, best first.
 
-        The order also depends on how often reports mention each document, and among the first few on closeness. Neither
-        changes the score, which depends on the matched words alone.
+        The order also depends on how often reports mention each document, and for the first few on their similarity to
+        the query. Neither changes the score, which depends only on the matched words.
         """
         slots = self.slots(query)
         first, _, rest = query.partition("\n")
@@ -256,7 +256,7 @@ class Index:
         asked, likeness = frozenset[str]().union(*(slot.terms for slot in slots)), 0.0
         most = min(sum(slot.rarity for slot in slots), ENOUGH_OF_A_PASSAGE)
         for passage, terms_of in self._units[number]:
-            # Likeness from 0 to 1: the share of words in both query and passage, rare words weighing more.
+            # Likeness from 0 to 1: the share of words that are in both the query and the passage, weighted by rarity.
             if both := asked & terms_of:
                 shared = sum(slot.rarity for slot in (*slots, *passage) if not both.isdisjoint(slot.terms))
                 total = most + sum(slot.rarity for slot in passage)
@@ -281,10 +281,10 @@ def index_of(catalogue: Catalogue) -> Index:
 def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
     """Return the best entries and sections for `query`, or an empty tuple if none fits.
 
-    Entries named by their id come first, then those with a signature that matches the query, then the best by words. If
-    an entry's matched line also follows other failures and the words do not support it, the best by words precede it.
-    If a text exceeds 64,000 characters or 4,000 lines, only both ends are read: the title is at the start, the error at
-    the end.
+    Entries whose id is in the query come first, then those with a signature that matches the query, then those with the
+    best matching words. If an entry's matched line also follows other failures and the words do not support the entry,
+    the best match by words precedes it. If a text exceeds 64,000 characters or 4,000 lines, only both ends are read:
+    the title is at the start, the error at the end.
     """
     query = both_ends(query)
     reading = Reading(query)
@@ -304,7 +304,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
             "certainty": match.certainty,
             "telling": match.telling,
         }
-        # In a whole report, a warning explains less than the user's description.
+        # In a complete report, a warning is weaker evidence than the user's description.
         aside = match.weight < Weight.SAID and len(reading.lines) > FEW_LINES
         found = follow_ups if catalogue.gotchas[match.id].secondary or aside else causes
         found.append(by_id[match.id].model_copy(update=update))
@@ -324,7 +324,7 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
 
 
 def nothing_failed(reading: Reading) -> bool:
-    """Return whether a text is a log without a failure, and contains no user's question."""
+    """Return whether a text is a log without a failure, and contains no question from a user."""
     failure = reading.failure
     if not failure.is_log or failure.outcome is Outcome.FAILED:
         return False
@@ -335,11 +335,11 @@ def nothing_failed(reading: Reading) -> bool:
 
 
 def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
-    """Yield the entry for a name that exists in some releases of a library only."""
+    """Yield the entry for a name that exists only in some releases of a library."""
     raised, skew = reading.failure.exception, explain(reading.failure)
     if raised is None or skew is None or skew.change in {Change.PRESENT, Change.NEVER}:
         return
-    # Lightning's own entry covers its removed hooks; a keyword error is often between two libraries of different ages.
+    # Lightning has its own entry for removed hooks. A keyword error is often caused by two incompatible libraries.
     key = "STK-042" if skew.package == "lightning" else "STK-016" if skew.kind in {"keyword", "argument"} else "STK-001"
     if key in by_id:
         line = MatchedLine(number=raised.line, text=f"{raised.type}: {raised.message}"[:400])
@@ -347,17 +347,17 @@ def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
 
 
 def _words(query: str, reading: Reading) -> str:
-    """Return the part of a text to search by words: the end of a plain log, or the gist of any other text."""
+    """Return the part of a text to search by words: the end of a plain log, or the main part of any other text."""
     failure = reading.failure
     if failure.exception is not None and all(line.text[:1].isspace() for line in reading.lines[:-1]):
-        return reading.lines[-1].text  # the lines above are code
+        return reading.lines[-1].text  # the lines above it are code
     if not failure.is_log or len(reading.lines) < LEAST_LOG:
         bare = failure.exception is not None and not failure.exception.message
         return f"{gist(query)}\n{reading.source}" if bare else gist(query)
     if failure.exception is None:
         return "\n".join(dict.fromkeys((*(line.text for line in failure.device), *reading.last_words))) or gist(query)
     raised = (failure.exception, *reversed(failure.chain))
-    # The calls of other packages: a message such as "timed out" does not name the operation.
+    # Also search for the called library functions, because a message such as "timed out" does not name the operation.
     frames = reading.primary.frames if reading.primary else ()
     calls = dict.fromkeys(f"{one.package} {one.function}" for one in frames[-MAX_CALLS:] if one.package)
     raised_by = "" if failure.exception.message else reading.source
@@ -378,7 +378,7 @@ def _by_words(index: Index, words: str) -> Iterator[Hit]:
     pages: set[str] = set()
     for score, coverage, document in index.ranked(words):
         hit = document.hit
-        # A result needs a high score for a fair share of the query, or a modest score for most of it.
+        # A result needs a high score that covers a part of the query, or a lower score that covers most of it.
         fits = any(score >= least and coverage >= share for least, share in FITS)
         if not fits or (hit.kind == "page" and hit.page in pages):
             continue
@@ -388,7 +388,7 @@ def _by_words(index: Index, words: str) -> Iterator[Hit]:
 
 
 def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str, float]]]:
-    """Yield (result, text by field, weight by field) of every entry, and of every level-2 section of other pages."""
+    """Yield (result, text by field, weight by field) for every entry, and for every level-2 section of other pages."""
     for g in catalogue.gotchas.values():
         hit = Hit(
             id=g.id, kind="gotcha", title=g.title, page=g.page, score=0, how="words", summary=g.symptom, fix=g.fix
@@ -408,7 +408,7 @@ def _texts(catalogue: Catalogue) -> Iterator[tuple[Hit, dict[str, str], dict[str
             GOTCHA_FIELDS,
         )
     for page in catalogue.pages.values():
-        # A page of entries yields its entries only; decision lists are found by their own words and entries.
+        # A page with entries yields only its entries. `decisions.py` finds decision lists by words or by entries.
         for heading, body in _sections(page.body) if page.prefix is None and page.path != DECISIONS else ():
             key = page.path if not heading else f"{page.path}#{'-'.join(heading.lower().split())}"
             title, lead = heading or page.title, " ".join(body.split())[:300]

@@ -1,9 +1,9 @@
 """Check signatures: regular expressions that stay fast on any line.
 
-Python's `re` can't be interrupted, so a signature may only use forms that can't backtrack without limit: no group is
-repeated, a dot is repeated only up to a bound, none begins with an unbounded repetition, and look-arounds and back
-references are not allowed. Each also contains a literal that every match must include, so that one substring search
-rules out most signatures for a whole log.
+Python's `re` can't be interrupted, so a signature may only use constructs that can't backtrack without limit: no group
+is repeated, a dot is repeated only up to a bound, a signature does not begin with an unbounded repetition, and
+look-arounds and back references are not allowed. Each also contains a literal that every match must include, so that
+one substring search rules out most signatures for a whole log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def complaint(pattern: str) -> str | None:
         return f"is longer than {MAX_PATTERN} characters"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a form whose meaning may change one day
+            warnings.simplefilter("error")  # a construct whose meaning may change in a future Python
             compiled = re.compile(pattern)
     except (re.error, FutureWarning) as error:
         return f"is not a regular expression: {error}"
@@ -43,12 +43,12 @@ def compiled_signature(pattern: str) -> re.Pattern[str]:
 
 
 def _unsafe(pattern: str) -> str | None:
-    """Return why a form in a pattern is slow or hard to search for, or None if all are safe."""
+    """Return why a construct in a pattern is slow or hard to search for, or None if all are safe."""
     wild = 0
     atoms = _atoms(_body(pattern))
     for number, (atom, quantifier) in enumerate(atoms):
         if number == 0 and quantifier.startswith(("*", "+")):
-            return "begins with a repetition without a bound, which is tried again from each of its characters"
+            return "begins with a repetition without a bound, which is slow because it is tried at every character"
         if atom.startswith("(?") and not atom.startswith("(?:"):
             return "uses a look-around or a named group; plain groups and (?:...) are enough"
         if _BACK.match(atom):
@@ -56,7 +56,7 @@ def _unsafe(pattern: str) -> str | None:
         if quantifier in ("", "?", "??"):
             continue
         if atom == ")":
-            return f"repeats a group ({quantifier}); write the repetition out"
+            return f"repeats a group ({quantifier}); write out the repetition"
         if atom == ".":
             bound = _BOUND.match(quantifier)
             top = (bound.group(1) if bound.group(2) is None else bound.group(2)) if bound else ""

@@ -1,6 +1,7 @@
 """Read the exceptions of a log: their type, message, frames and chain, per rank.
 
-The formats of CPython, IPython and rich are supported, and an exception's line without its traceback, as pasted.
+The formats of CPython, IPython and rich are supported, and also an exception's line that was pasted without a
+traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from gpuwarden.knowledge.log_lines import LogLine, step_of
 
 MAX_MESSAGE = 40
-"""The maximum number of lines of one exception's message; further lines are shapes or names of the same kind."""
+"""The maximum number of lines of one exception's message; further lines only list more tensor shapes or names."""
 MAX_MESSAGE_TEXT = 4_000
 _HEADER = re.compile(r"(?:.{0,200}\s)?Traceback \(most recent call last\)")
 _IGNORED = re.compile(
@@ -61,7 +62,7 @@ class Frame:
 
 @dataclass(eq=False)
 class Raised:
-    """One exception as printed. `first` and `last` are its first and last line, `at` the line of its type.
+    """One printed exception. `first` and `last` are its first and last line, `at` is the line of its type.
 
     `cause` is the previous exception in the chain. `ignored`: Python printed it and continued.
     """
@@ -112,7 +113,7 @@ def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
 
 
 def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
-    """Yield the exceptions of one rank's lines, each chain joined."""
+    """Yield the exceptions in the lines of one rank, with each chain joined."""
     pending: Raised | None = None
     chained = False
     for raised in _single(lines):
@@ -129,7 +130,7 @@ def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
 
 
 def _single(lines: list[LogLine]) -> Iterator[Raised | LogLine]:
-    """Yield each exception, and each line that links the next one to the same chain."""
+    """Yield each exception, and each line which states that the next exception belongs to the same chain."""
     frames: list[Frame] = []
     start: int | None = None
     inside = ignored = False
@@ -166,7 +167,7 @@ def _frame(body: str) -> Frame | None:
 
 
 def _raised(body: str, *, inside: bool) -> re.Match[str] | None:
-    """Match the line of an exception's type; after a frame the type may be any dotted name."""
+    """Match the line with an exception's type; after a frame, any dotted name may be the type."""
     text = body.strip() if not inside else body
     found = _RAISED.match(text)
     if found and found["type"].endswith("Warning") and not inside:

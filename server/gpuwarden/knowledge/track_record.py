@@ -1,8 +1,8 @@
-"""Decide how far to trust a signature, from its record in public reports.
+"""Decide how far to trust a signature by its record in public reports.
 
-For each signature, `signature_record.txt` has the number of open reports that its entry explains through it, and how
-many of these the thread confirms. `runtime_wording.txt` lists the signatures whose words a language runtime, a shell,
-the C library or pip prints for any program: they name the symptom, which has several causes.
+For each signature, `signature_record.txt` has the number of open reports in which the signature led to its entry, and
+in how many of them the thread confirms that cause. `runtime_wording.txt` lists the signatures whose words a language
+runtime, a shell, the C library or pip prints for any program: they name the symptom, which has several causes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from functools import lru_cache
 from importlib import resources
 
 LIKELY = 0.95
-"""The minimum share of correct answers for a cause to be called likely."""
+"""A cause is called likely if the estimated share of correct diagnoses is at least this value."""
 OWN_RATE = 0.86
-"""The share of correct first answers on reports not used for tuning, for signatures with other wording."""
+"""The share of correct first diagnoses in reports not used for tuning, for signatures that no runtime prints."""
 RUNTIME_RATE = 0.53
-"""The same share, for signatures with a runtime's wording."""
+"""The share of correct first diagnoses in the same reports, for signatures whose words a runtime prints."""
 
 
 def trusted(entry: str, signature: str) -> bool:
     """Return whether a match of this signature alone makes the entry likely.
 
-    The rate of the signature's kind counts as one additional report, so two confirmed reports are needed, nine for
-    a runtime's wording, and about twenty for each report that had another cause.
+    The rate of the signature's kind counts as one additional report. So two confirmed reports are needed, or nine for
+    words that a runtime prints, plus about twenty for each report that had another cause.
     """
     right, total = records().get((entry, signature), (0, 0))
     rate = RUNTIME_RATE if (entry, signature) in runtime_wordings() else OWN_RATE
@@ -31,7 +31,7 @@ def trusted(entry: str, signature: str) -> bool:
 
 @lru_cache(maxsize=1)
 def records() -> dict[tuple[str, str], tuple[int, int]]:
-    """Return (right, all) report counts by entry and signature."""
+    """Return the numbers of correctly explained reports and of all reports, by entry and signature."""
     rows = (line.split(" ", 3) for line in _lines("signature_record.txt"))
     return {(entry, signature): (int(right), int(total)) for entry, right, total, signature in rows}
 

@@ -1,8 +1,8 @@
-"""Explain a name that an installed release does not have, from the tables of released code.
+"""Explain why an installed release lacks a name, using the tables of released code.
 
 The exception names an attribute, an argument or an import; the tables list the releases of each package in which it
-exists. The answer is *likely* only if a table has releases with the name and releases without it, and if the version
-in the log, if any, lacks it.
+exists. The explanation is *likely* only if a table has releases with the name and releases without it. If the log
+contains the installed version, that version must also lack the name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODEL = re.compile(r"(?:For[A-Z]\w+|Model|LMHeadModel)$")
 
 
 class Change(StrEnum):
-    """How a name's presence differs between releases."""
+    """How the existence of a name differs between releases."""
 
     REMOVED = "removed"
     ADDED = "added"
@@ -137,7 +137,9 @@ def _answer(fact: _Fact, kind: str, known: Mapping[str, str], *, ambiguous: bool
 
 
 def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
-    """Return how the installed release differs from those with the name; if it is unknown, only the bounds decide."""
+    """Return how the installed release differs from those that have the name. If it is unknown, the result only states
+    whether the name was added, removed, or both.
+    """
     if (found := version(installed)) is not None:
         if until and found > (version(until) or found):
             return Change.REMOVED
@@ -207,7 +209,7 @@ def _classes(gone: Gone) -> Iterator[str]:
 
 
 def _qualified(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the packages that have a class, or a function in their first module, with its dotted name."""
+    """Yield the packages that have a class, or a function in their top-level module, with its dotted name."""
     for package in sorted(packages()):
         known = table(package)
         assert known is not None
@@ -227,7 +229,7 @@ def _argument(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
             return
     called = (*_classes(gone), gone.owner.partition(".")[0])
     if gone.name in LOADING and any(name in LOADERS or MODEL.search(name) for name in called):
-        # The releases in which from_pretrained consumes the argument itself.
+        # The releases in which from_pretrained uses the argument itself.
         removed, instead = LOADING[gone.name]
         limit = version(removed)
         places = [n for n, r in enumerate(_releases("transformers")) if limit and (version(r) or limit) < limit]

@@ -44,7 +44,7 @@ LEAST_JOINED = 9
 LEAST_MISSPELT = 6
 MOST_EDITS = 2
 STEMMED = 6
-"""The maximum number of characters that `stem` removes; a longer word can't consist of two known ones."""
+"""The maximum number of characters that `stem` removes, which limits the length of a word that is split in two."""
 _VOWEL = re.compile(r"[aeiouy]")
 _ASKED = re.compile(
     r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
@@ -58,7 +58,7 @@ CHINESE_STOP_WORDS = """
 的 了 是 在 我 就 都 也 还 吗 呢 把 和 与 从 到 对 用 着 又 再 会 能 让 给 请 中 时 后 前 里 上 下
 """
 MOST_KEPT = 1 << 14
-"""The size of the cache of stems: texts repeat a few thousand words."""
+"""The size of the cache of stems, because texts repeat a few thousand words."""
 _STOP_CHINESE = re.compile("|".join(CHINESE_STOP_WORDS.split()))
 
 
@@ -81,7 +81,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the stems of the words of `text` in order; an identifier gives itself and then its parts."""
+    """Return the stems of the words of `text` in order; an identifier is followed by its parts."""
     found: list[str] = []
     for word in _WORD.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text)).lower()):
         parts = word.split("_")
@@ -101,7 +101,7 @@ def _keeps(part: str) -> bool:
 
 @lru_cache(maxsize=1)
 def everyday() -> frozenset[str]:
-    """Return the stems of everyday words: a match of one carries little information, even if it is rare here."""
+    """Return the stems of everyday words, whose matches say little about the topic even if they are rare here."""
     return frozenset(map(stem, EVERYDAY_WORDS.split()))
 
 
@@ -139,7 +139,7 @@ def english_concepts(stems: list[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def chinese_terms(text: str) -> tuple[list[str], list[str]]:
-    """Return the concepts and the remaining character pairs of the Chinese in `text`."""
+    """Return the concepts and the remaining character pairs of the Chinese words in `text`."""
     table = concepts()[1]
     longest = max(map(len, table), default=0)
     found: list[str] = []
@@ -195,7 +195,7 @@ class Speller:
     def nearest(self, word: str) -> str | None:
         """Return the closest known word within one edit (two from 9 letters on), or None.
 
-        Short words have too many neighbours, so one only matches another word with the same letters.
+        Short words have too many neighbors, so a short word only matches a known word with the same letters.
         """
         if word in self.known or not word.isalpha() or not 4 <= len(word) <= self._longest + MOST_EDITS:
             return None
@@ -221,7 +221,7 @@ def _trigrams(word: str) -> set[str]:
 
 
 def edits(a: str, b: str) -> int:
-    """Count insertions, deletions, replacements and swaps of neighbours between two words."""
+    """Count insertions, deletions, replacements and swaps of adjacent letters between two words."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

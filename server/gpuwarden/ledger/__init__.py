@@ -1,1 +1,1 @@
-"""The append-only record of all events, from which every other state is derived."""
+"""The append-only record of all events. Every other state is derived from it."""

@@ -1,4 +1,4 @@
-"""Check a full ledger: the chain of its events, and the tables derived from the events."""
+"""Check a complete ledger: the hash chain of its events, and the tables that are derived from the events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TABLES: Final = ("current", "alerts")
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of a check. `differs` are the tables that disagree with the events."""
+    """The result of a check. `differs` are the tables that do not match the events."""
 
     broken: Break | None
     differs: tuple[str, ...] = ()
 
 
 def audit(ledger: Ledger) -> Audit:
-    """Read every event of a ledger. Takes about 20 s for a million events; call it in a thread.
+    """Check every event of a ledger. This takes about 20 s for a million events, so call it in a thread.
 
     Raises `LedgerError` if SQLite can't read the file.
     """

@@ -1,9 +1,9 @@
 """Hash every event together with its predecessor's hash, so that any change to recorded events is detected.
 
 The chain detects an event that was changed, removed or inserted. A truncated or replaced ledger still has a valid
-chain. To detect that, the file `ledger.head` beside the ledger keeps the number and the hash of the last event. It is
-written after the commit, so it may be behind the ledger but never ahead. A process with write access to both files can
-forge both.
+chain; to detect it, the file `ledger.head` next to the ledger contains the number and the hash of the last event. This
+file is written after the commit, so its number is never higher than the ledger's. A process with write access to both
+files can forge both.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Final, Literal
 
 Row = tuple[Any, ...]
 Query = Callable[[str], Iterator[Row]]
-"""Yields the rows of a query one by one, because a ledger's events may not fit in memory."""
+"""Yields the rows of a query one at a time, because the events of a ledger may not fit in memory."""
 COLUMNS: Final = "seq, at, subject, kind, version, state, token, actor, body"
-"""Columns of an event that are covered by its hash."""
+"""The columns of an event that its hash covers."""
 GENESIS: Final = "0" * 64
-"""The hash before the first event."""
+"""The previous hash of the first event."""
 _LOST: Final = "lost"
 _WIDTH: Final = 96
-"""Size of the head file in bytes: fixed, so that a single write in place replaces it."""
+"""The size of the head file in bytes. It is fixed, so that a single write replaces the content."""
 
 
 def link(before: str, row: Row) -> str:
-    """Hash one event with the hash of the previous event. The columns are in the order of `COLUMNS`."""
+    """Hash one event together with the hash of the previous event. `row` has the columns in the order of `COLUMNS`."""
     text = json.dumps([before, *row], ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -40,7 +40,7 @@ BreakCode = Literal["changed", "missing", "undecodable"]
 
 @dataclass(frozen=True)
 class Break:
-    """The first event that does not fit the chain."""
+    """The first event that does not match the chain."""
 
     seq: int
     code: BreakCode
@@ -49,7 +49,7 @@ class Break:
 
 
 def first_break(query: Query) -> Break | None:
-    """Check the full chain and return the first break, None if it is intact."""
+    """Check the complete chain and return its first break, or None if it is intact."""
     before, expected = GENESIS, 1
     try:
         for *row, kept in query(f"SELECT {COLUMNS}, hash FROM events ORDER BY seq"):  # noqa: S608 - a constant
@@ -58,14 +58,14 @@ def first_break(query: Query) -> Break | None:
             if link(before, tuple(row)) != kept:
                 return Break(expected, "changed", str(row[2]), str(row[3]))
             before, expected = kept, expected + 1
-    except sqlite3.OperationalError:  # text that is not UTF-8
+    except sqlite3.OperationalError:  # a column is not UTF-8
         return Break(expected, "undecodable")
     return None
 
 
 @dataclass(frozen=True)
 class Head:
-    """The number and hash of the last recorded event. `lost` means that this ledger replaced an earlier, lost one."""
+    """The number and hash of the last recorded event. `lost` means that an earlier ledger in this folder was lost."""
 
     seq: int
     hash: str
@@ -73,13 +73,13 @@ class Head:
 
 
 class HeadFile:
-    """The file `ledger.head` beside a ledger."""
+    """The file `ledger.head` next to a ledger."""
 
     def __init__(self, ledger: Path) -> None:
         self.path = ledger.with_suffix(".head")
 
     def read(self) -> Head | None:
-        """Return the recorded head; None if the file is missing, or incomplete after a power failure."""
+        """Return the recorded head; None if the file is missing, or if a power failure left it incomplete."""
         try:
             words = self.path.read_text("ascii").split()
             return Head(int(words[0]), words[1], lost=words[2:] == [_LOST])
@@ -87,7 +87,7 @@ class HeadFile:
             return None
 
     def write(self, head: Head) -> None:
-        """Record a head in place. Failures are ignored, because the file may be behind."""
+        """Overwrite the recorded head. Errors are ignored, because an older head is still valid."""
         text = f"{head.seq} {head.hash}{' ' + _LOST if head.lost else ''}"
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""Access the SQLite file of a ledger. `opening.py` opens it; its locks are files in a folder beside it."""
+"""Access the SQLite file of a ledger. `opening.py` opens it; locks are files in a folder next to it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Database:
-    """One open file. `behind` means that the events in its write-ahead log could not be read.
+    """One open SQLite file. `behind` means that the events in its write-ahead log could not be read.
 
-    Every method raises `LedgerError` for errors of SQLite or the file system.
+    Every method raises `LedgerError` if SQLite or the file system reports an error.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Database:
         self._file = _identity(path)
 
     def in_place(self) -> bool:
-        """Return whether the path is still the file that was opened."""
+        """Return whether the file at the path is still the file that was opened."""
         return self._file is None or _identity(self.path) == self._file
 
     def rows(self, sql: str, *values: object) -> list[Row]:
@@ -44,7 +44,7 @@ class Database:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Query]:
-        """Yield a query function that reads one consistent snapshot of the file over a separate connection."""
+        """Yield a query function that reads a consistent snapshot of the file through a separate connection."""
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with translated(self.path):
             db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
@@ -54,7 +54,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the file's write lock; commit at the end, or roll back on an exception."""
+        """Acquire SQLite's write lock. Commit at the end, or roll back if the block raises an exception."""
         with translated(self.path):
             self._check_writable()
             self.connection.execute("BEGIN IMMEDIATE")
@@ -67,7 +67,7 @@ class Database:
                 raise
 
     def insert(self, row: Row) -> bool:
-        """Add an event with its hash. Return False if the ledger already has its number, or its kind and token."""
+        """Insert an event with its hash. Return False if its number, or its kind and token, already exist."""
         with translated(self.path):
             try:
                 self.connection.execute(INSERT, row)
@@ -78,7 +78,7 @@ class Database:
         return True
 
     def lock(self, name: str) -> FileLock | None:
-        """Take a file lock, which the kernel releases when the process dies; None if another process has it."""
+        """Acquire a file lock, which the kernel releases when the process ends; None if another process holds it."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(private_folder(self.path.parent / "locks") / f"{name}.lock", mode=0o600)
@@ -93,7 +93,7 @@ class Database:
         self.connection.close()
 
     def _check_writable(self) -> None:
-        """Raise `LedgerError` if the file can't be written, or is no longer at its path."""
+        """Raise `LedgerError` if the file can't be written or is no longer at its path."""
         if self.readable_only is not None:
             raise LedgerError(
                 f"the ledger {self.path} can't be written: {self.readable_only}",

@@ -1,4 +1,4 @@
-"""One line of the ledger, and its typed body."""
+"""One event of the ledger, and its typed body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 @dataclass(frozen=True)
 class Event(Generic[B_co]):
-    """One line of the ledger; its fields are the stored columns. Other packages read the body only through `data`."""
+    """One event of the ledger. The fields are the stored columns. Other packages read the body only through `data`."""
 
     seq: int
     at: float
@@ -29,7 +29,7 @@ class Event(Generic[B_co]):
 
     @cached_property
     def body(self) -> dict[str, Any]:
-        """Return the body as it is stored and exported."""
+        """Return the body in the form in which it is stored and exported."""
         try:
             told = json.loads(self.text)
         except ValueError as error:
@@ -40,14 +40,14 @@ class Event(Generic[B_co]):
 
     @cached_property
     def data(self) -> B_co:
-        """Return the body as a model. Raises `LedgerError` for a body that does not fit."""
+        """Return the body as a model. Raises `LedgerError` if the body is invalid."""
         try:
             return cast("B_co", decode(self.kind, self.version, self.body))
         except ValueError as error:
             raise damaged(f"event {self.seq} of {self.subject}", type(error).__name__) from error
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the exported form, one JSON object per event."""
+        """Return the event as a JSON object for an export."""
         return {
             "seq": self.seq,
             "at": self.at,

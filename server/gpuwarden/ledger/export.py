@@ -1,12 +1,12 @@
-"""Export the ledger as JSON lines with hashes that other programs can check, and check such a file.
+"""Export the ledger as JSON lines with hashes that other programs can check, and check an exported file.
 
-A line has the columns of one event, its interface and person, and the hash. The hash is SHA-256 over a JSON list, in
-ASCII and without spaces: the hash of the line before (64 zeros before the first), then `seq`, `at`, `subject`, `kind`,
-`version`, `state`, `token`, `actor` and the body's text. The body's text is JSON with a space after each colon and
-comma; if it was stored in another form, the line contains it as `text`.
+A line has the columns of one event, its interface and person, and the hash. The hash is the SHA-256 of a JSON list, in
+ASCII and without spaces: the hash of the previous line (64 zeros for the first line), then `seq`, `at`, `subject`,
+`kind`, `version`, `state`, `token`, `actor` and the text of the body. The text of the body is JSON with a space after
+each colon and comma. If it was stored in another form, the line contains it as `text`.
 
-The hash does not cover `interface`, `person`, or a `body` that accompanies a `text`: a check derives them from the
-other fields and compares.
+The hash does not cover `interface` and `person`, nor `body` if the line has `text`. A check derives these fields from
+the other fields and compares them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NAMES: Final = tuple(COLUMNS.split(", "))
 
 
 def export_lines(query: Query, after: int = 0) -> Iterator[str]:
-    """Yield one line for each event after a number, in order."""
+    """Yield one line for each event with a number above `after`, in order."""
     sql = f"SELECT {COLUMNS}, hash FROM events WHERE seq > {after:d} ORDER BY seq"  # noqa: S608 - constants and a number
     for *row, kept in query(sql):
         yield json.dumps(_row_of(row, kept), ensure_ascii=False)
 
 
 def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
-    """Return the fields of one event's line. `row` has the columns in the order of `COLUMNS`."""
+    """Return the fields of the line for one event. `row` has the columns in the order of `COLUMNS`."""
     fields: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
     fields |= {"interface": fields["actor"].partition("/")[0], "person": person_of(fields["actor"])}
     text = fields.pop("body")
@@ -44,10 +44,10 @@ def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
 
 
 def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
-    """Return the last valid event of an export, and the first break of its chain or None if the chain is intact.
+    """Return the last valid event of an export, and the first break of its chain, which is None if the chain is intact.
 
-    The hash of the first line can be checked only if it is the ledger's first event. Raises BadRequest for a file that
-    is not an export.
+    The hash of the first line can be checked only if the line is the ledger's first event. Raises BadRequest for a file
+    that is not an export.
     """
     last: Head | None = None
     for number, line in enumerate(lines, 1):
@@ -69,7 +69,7 @@ def check_lines(lines: Iterable[str]) -> tuple[Head | None, Break | None]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for a duplicate name, because readers differ in which value they use."""
+    """Return a JSON object. Raises ValueError if a name is duplicated, because parsers differ in which one they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is duplicated")

@@ -1,4 +1,4 @@
-"""Translate the errors of SQLite and of the file system into `LedgerError`."""
+"""Translate errors of SQLite and of the file system into `LedgerError`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEEP_IT: Final = (
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Raise `LedgerError` for errors of SQLite or the file system with the ledger at `path`."""
+    """Raise `LedgerError` if SQLite or the file system reports an error about the ledger at `path`."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -35,12 +35,12 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def may_be_read(error: sqlite3.Error) -> bool:
-    """Return whether a ledger may still be readable although opening it failed: no disk space, or no permission."""
+    """Return whether opening failed for lack of disk space or permission, so that the ledger may still be readable."""
     return _code(error) in _NO_ROOM | _NO_ACCESS
 
 
 def damaged(what: str, why: object) -> LedgerError:
-    """Return the error for a ledger that SQLite can read but whose content is invalid, because its bytes changed."""
+    """Return the error for a ledger that SQLite can read but whose content is invalid because bytes have changed."""
     return LedgerError(
         f"the ledger is damaged at {what} ({line(why, 120)}); nothing was written to it",
         "Restore a backup if you have one. Rented machines may be billed; check their consoles.",
@@ -48,13 +48,13 @@ def damaged(what: str, why: object) -> LedgerError:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return the primary result code; 0 if SQLite gave none."""
+    """Return SQLite's primary result code; 0 if the error has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _explain(path: Path, error: sqlite3.DatabaseError) -> tuple[str, Hint]:
     code = _code(error)
-    # A text column that is not UTF-8 has no SQLite code: Python refuses it.
+    # If a text column is not UTF-8, the error comes from Python and has no SQLite code.
     if code in _DAMAGED or (code == 0 and isinstance(error, sqlite3.OperationalError)):
         return f"the ledger {path} is damaged ({error}); nothing was written to it", _KEEP_IT
     if code in _NO_ROOM:

@@ -47,9 +47,9 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job. `attempt` counts launches, from 0; `lease` is the id of the instance's lease, None if unmetered.
+    """One job. `attempt` counts launches from 0; `lease` is the id of the instance's lease, None if it is not billed.
 
-    `price` is the price per hour at the time of the check, in US dollars; None if unknown.
+    `price` is the price in US dollars per hour at the time of the check; None if unknown.
     """
 
     id: str
@@ -68,7 +68,7 @@ class JobRecord:
     cancel_requested: bool
     inputs: tuple[InputFile, ...] = ()
     declared: tuple[str, ...] = ()
-    """Outputs that were declared after the submission, in a pull."""
+    """The outputs that were declared in a pull, after the submission."""
     reason: Code | None = None
     """The code of `why`; None if an older version did not record it."""
     next_steps: tuple[NextStep, ...] = ()
@@ -76,20 +76,20 @@ class JobRecord:
     pausing: bool = False
     """A pause was requested and has not taken effect yet."""
     resume_requested: bool = False
-    """A resume was requested after the last pause, and no end of the machine was requested since."""
+    """A resume was requested after the last pause, and no teardown of the machine was requested since."""
     resumed: int = 0
-    """Number of attempts that followed a pause; they do not count as restarts."""
+    """The number of attempts that followed a pause, which do not count as restarts."""
     limit_s: int | None = None
-    """The present attempt's time limit in seconds, None if it is the spec's."""
+    """The time limit of the current attempt in seconds; None if it is that of the spec."""
     person: str = ""
-    """The user who submitted it; empty if an older version did not record it."""
+    """The user who submitted the job; empty if an older version did not record it."""
     array: str = ""
-    """The token of the array with which the present attempt is launched; empty for a separate launch."""
+    """The token of the array in which the current attempt is launched; empty if it is launched separately."""
     choices: tuple[Choice, ...] = ()
-    """Platforms for the job, in order; empty for a job with one platform. `spec` is the job at `choice`."""
+    """The platforms for the job, in order; empty for a job with one platform. `spec` is the spec for `choice`."""
     choice: int = 0
     given_up: str = ""
-    """The lease of the last request that was abandoned for the next choice."""
+    """The lease of the last request that was abandoned in favor of the next choice."""
     given_up_generation: int = 0
 
     @property
@@ -99,16 +99,17 @@ class JobRecord:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return every declared output: those of the spec, then later ones."""
+        """Return all declared outputs: those of the spec, then those that were declared later."""
         return (*self.spec.outputs, *self.declared)
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """The known billing of one instance. `answers` are the provider's answers, each with its time.
+    """What is known about the billing of one instance. `answers` are the provider's responses, each with its time.
 
-    `account` rented the instance; None if an older version did not record it. `cost` is the upper bound of its cost so
-    far in US dollars, if the record was read for a time; `estimated` marks a cost that is not the provider's bill.
+    `account` is the account that rented the instance; None if an older version did not record it. `cost` is an upper
+    bound of its cost in US dollars until the time for which the record was read, or None if it was read without a time.
+    `estimated` is true if the cost is not the provider's bill.
     """
 
     id: str
@@ -120,7 +121,7 @@ class LeaseRecord:
     instance_id: str | None
     answers: tuple[tuple[float, Instance], ...] = ()
     fingerprint: str | None = None
-    """Fingerprint of the machine's host key at first contact."""
+    """The fingerprint of the machine's host key at the first connection."""
     account: Account | None = None
     cost: float | None = None
     estimated: bool = False
@@ -132,27 +133,27 @@ class LeaseRecord:
 
     @property
     def instance(self) -> Instance | None:
-        """Return the provider's last answer."""
+        """Return the instance in the provider's last response."""
         return self.answers[-1][1] if self.answers else None
 
     @property
     def billed(self) -> float | None:
-        """Return the cost in the provider's last answer, in US dollars; it may lag behind."""
+        """Return the cost in the provider's last response, in US dollars. It may be out of date."""
         return self.instance.cost_usd if self.instance else None
 
     @property
     def price(self) -> float | None:
-        """Return the last hourly price that the provider reported, in US dollars; zero means unknown."""
+        """Return the last price per hour that the provider reported, in US dollars. Zero means unknown."""
         prices = (seen.price_usd_per_hour for _, seen in reversed(self.answers))
         return next((price for price in prices if price is not None and price > 0), None)
 
     def cost_by(self, until: float, price: float | None = None) -> float | None:
-        """Return the upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
+        """Return an upper bound of the cost until a time, in US dollars; None if no price and no cost are known.
 
-        The bound is the provider's cost plus the price for the time since. It never falls while the machine may be
-        billed, regardless of the provider's answers; for a machine that is off, its bill replaces the bound. Time
-        counts from the order, because a machine may be found long after it. `price` is used until the provider reports
-        one.
+        The bound is the cost in the provider's last response plus the price for the time since. It never decreases
+        while the machine may be billed, whatever the provider reports; if the machine is off, its bill replaces the
+        bound. The time starts when the machine was ordered, because it may be found much later. `price` is used until
+        the provider reports one.
         """
         if not price:
             named = (seen.price_usd_per_hour for _, seen in self.answers)
@@ -172,7 +173,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True)
 class TeardownRecord:
-    """One request to stop or terminate. `digest` is the digest of the facts for the approval."""
+    """One request to stop or terminate a machine. `digest` is the digest of the facts that the user approves."""
 
     id: str
     state: Teardown
@@ -193,7 +194,7 @@ class TeardownRecord:
 
 @dataclass(frozen=True)
 class ReceiptRecord:
-    """One receipt, or one ticket for a machine with a higher price. `approval` is the approval of its spending."""
+    """One receipt, or one ticket for the higher price of a machine. `approval` is the approval of its spending."""
 
     id: str
     issued: ReceiptIssued
@@ -219,7 +220,7 @@ def _moved(events: Events) -> list[Event[Any]]:
 
 
 def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | None:
-    """Fold a job's events and those of its machine's lease; None if none of them accepted it."""
+    """Fold the events of a job and those of its machine's lease; None if the job was not accepted."""
     accepted = next((e for e in reversed(events) if isinstance(e.data, JobAccepted)), None)
     if accepted is None:
         return None
@@ -228,12 +229,12 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     intent, rented = latest(events, SubmitIntent), latest(events, JobProvisioning)
     choice = moved_on.choice if moved_on else 0
     if moved_on and rented and rented.lease == moved_on.lease and answers(lease_events):
-        choice -= 1  # the abandoned machine exists after all, and no other was requested yet
+        choice -= 1  # The abandoned machine exists after all, and no other machine was requested yet.
     here_now = spec.choices[choice] if spec.choices else Choice(platform="", price=spec.price)
     moved = _moved(events)[-1]
     declared, announced = latest(events, OutputsDeclared), latest(events, JobSubmitting)
     pause = _at(events, PauseRequested)
-    here = events[max(0, _at(events, JobProvisioning)) :]  # launches on earlier machines do not count
+    here = events[max(0, _at(events, JobProvisioning)) :]  # launches on earlier machines are ignored
     submitted = latest(here, JobSubmitted)
     handle = submitted.handle if submitted else None
     doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
@@ -276,7 +277,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
 
 
 def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
-    """Return the highest cost of a job: on its machine if one was rented, else on any machine that it may still get."""
+    """Return the maximum cost of a job: on its machine if one was rented, or else on any of the remaining choices."""
     if not accepted.choices:
         return accepted.worst_cost
     costs = [c.worst_cost for c in accepted.choices[choice : choice + 1 if rented else None]]
@@ -284,25 +285,25 @@ def _worst(accepted: JobAccepted, choice: int, *, rented: bool) -> float | None:
 
 
 def _stopped_since(events: Events, lease_events: Events) -> bool:
-    """Return whether the machine's end was requested after the job's last resume request, and overrides it."""
+    """Return whether a teardown was requested after the job's last resume request, which it then overrides."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
 
 
 def _at(events: Events, kind: type[Body]) -> int:
-    """Return the position of the last event of a kind; -1 without one."""
+    """Return the index of the last event of a kind; -1 if there is none."""
     return next((n for n in reversed(range(len(events))) if isinstance(events[n].data, kind)), -1)
 
 
 def _doubt(lease_events: Events) -> CreateDoubted | None:
-    """Return the platform's refusal of a request if it is not yet known whether a machine exists."""
+    """Return the event of the platform's refusal if it is not yet known whether a machine exists."""
     moves = _moved(lease_events)
     open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)
     return latest(lease_events, CreateDoubted) if open_still else None
 
 
 def _readdressed(place: Place | None, lease_events: Events) -> Place | None:
-    """Return the place with the last reported address of its machine; the host key remains that of first contact."""
+    """Return the place with the last reported address of its machine. The host key is that of the first connection."""
     if place is None or place.host is None:
         return place
     now = next((i.place for _, i in reversed(answers(lease_events)) if i.place), None)
@@ -335,14 +336,14 @@ def fold_lease(lease_id: str, events: Events) -> LeaseRecord | None:
 
 
 def answers(lease_events: Events) -> list[tuple[float, Instance]]:
-    """Return the recorded answers of the provider about a machine, each with its time."""
+    """Return the provider's recorded responses about a machine, each with its time."""
     return [
         (e.at, e.data.instance) for e in lease_events if isinstance(e.data, LeaseBody) and e.data.instance is not None
     ]
 
 
 def ended_as(lease_events: Events) -> str | None:
-    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk. None if live."""
+    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk; else None."""
     moves = _moved(lease_events)
     state = moves[-1].state if moves else None
     if state == Lease.NONE:

@@ -1,7 +1,7 @@
 """Create the schema, and migrate a ledger of an older version, in the caller's transaction.
 
-The events of version 1 are copied into the new table one by one, in order and unchanged. Each is hashed with its
-predecessor's hash, and the triggers fill the derived tables.
+The events of version 1 are copied into the new table one at a time, in order and unchanged. Each event is hashed with
+the hash of the previous one, and the triggers fill the derived tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def _schema() -> Iterator[str]:
-    """Yield the schema's statements one at a time, because `executescript` would commit the caller's transaction."""
+    """Yield the schema's statements separately, because `executescript` would commit the caller's transaction."""
     statement = ""
     for text in files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").splitlines(keepends=True):
         statement += text
@@ -41,13 +41,13 @@ def migrate(db: sqlite3.Connection) -> None:
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         _from_first(db)
         return
-    db.execute("DROP VIEW live_runs")  # of version 2, whose jobs could not be paused
+    db.execute("DROP VIEW live_runs")  # the view of version 2, in which jobs could not be paused
     db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _from_first(db: sqlite3.Connection) -> None:
-    """Migrate a ledger of version 1, whose events have no hash."""
+    """Migrate a ledger of version 1, in which events have no hash."""
     for view in ("jobs", "leases", "teardowns", "current"):
         db.execute(f"DROP VIEW {view}")
     db.execute("ALTER TABLE events RENAME TO events_v1")
@@ -65,7 +65,7 @@ def _from_first(db: sqlite3.Connection) -> None:
 
 
 def rebuilt(query: Query) -> sqlite3.Connection:
-    """Return a temporary database whose derived tables are rebuilt from the events alone."""
+    """Return a temporary database in which the derived tables are rebuilt from the events."""
     fresh = sqlite3.connect("", isolation_level=None)
     create(fresh)
     fresh.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Open the SQLite file of a ledger and migrate it to the present schema; open it read-only if it can't be written."""
+"""Open the SQLite file of a ledger and migrate it to the current schema. If it can't be written, open it read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.private import private_file, private_folder
 
 
 def open_database(path: Path, head: HeadFile) -> Database:
-    """Open a ledger. Raises `LedgerError` if the file is not a ledger, is newer than this code, or can't be read."""
+    """Open a ledger. Raises `LedgerError` if the file is not a ledger, has a newer version, or can't be read."""
     with translated(path):
         private_folder(path.parent)
         try:
@@ -27,7 +27,7 @@ def open_database(path: Path, head: HeadFile) -> Database:
                 raise
             opened = _for_reading(path, str(error), error)
         with _closed_on_error(opened.connection):
-            for ending in ("", "-wal", "-shm"):  # SQLite creates them with the umask's permissions
+            for ending in ("", "-wal", "-shm"):  # SQLite creates these files with the permissions of the umask.
                 private_file(path.with_name(path.name + ending))
         return opened
 
@@ -47,7 +47,7 @@ def _for_writing(path: Path, head: HeadFile) -> Database:
         db.execute("PRAGMA busy_timeout = 30000")
         found = _version(db, path)
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL: an intent must be on disk before the call that it announces.
+        # FULL, because an intent must be on the disk before the call that it records is made.
         db.execute("PRAGMA synchronous = FULL")
         if found != VERSION:
             _prepare(db, path, head)
@@ -60,14 +60,14 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
     found = int(db.execute("PRAGMA user_version").fetchone()[0])
     if found > VERSION:
         raise LedgerError(
-            f"the ledger {path} is of version {found}; this gpuwarden reads up to {VERSION}",
-            "Update gpuwarden, or point GPUWARDEN_HOME at another folder. The file was not touched.",
+            f"the ledger {path} has version {found}, but this gpuwarden supports versions up to {VERSION}",
+            "Update gpuwarden, or set GPUWARDEN_HOME to another folder. The file was not changed.",
         )
     return found
 
 
 def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
-    """Create or migrate the tables, in one transaction, unless another process has done it already."""
+    """Create or migrate the tables in one transaction, unless another process has already done this."""
     db.execute("BEGIN IMMEDIATE")
     try:
         found = _version(db, path)
@@ -89,7 +89,7 @@ def _prepare(db: sqlite3.Connection, path: Path, head: HeadFile) -> None:
 
 
 def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
-    """Open a ledger that can't be written. If its shared memory can't be created, the WAL's events can't be read."""
+    """Open a ledger that can't be written. Without SQLite's shared memory, events in the WAL can't be read."""
     uri = path.resolve().as_uri()
     wal = path.with_name(f"{path.name}-wal")
     for mode, behind in (("mode=ro", False), ("mode=ro&immutable=1", wal.exists() and wal.stat().st_size > 0)):
@@ -100,7 +100,7 @@ def _for_reading(path: Path, why: str, error: sqlite3.Error) -> Database:
 
 
 def _at_present(db: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Check a database that was opened for reading, and migrate one of an older version in memory."""
+    """Check a database that was opened for reading. If it has an older version, migrate a copy in memory."""
     found = _version(db, path)
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise _foreign(path)

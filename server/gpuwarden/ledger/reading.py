@@ -1,6 +1,6 @@
-"""Read the ledger: events of a subject or a kind, and the present state of every job, lease and teardown.
+"""Read the ledger: the events of a subject or a kind, and the current state of every job, lease and teardown.
 
-The time of a query does not grow with the number of ended jobs, unless the query returns them.
+The duration of a query does not depend on the number of ended jobs, unless the query returns them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuwarden.ledger.events import AlertRaised, Body, kinds_of
 
 B = TypeVar("B", bound=Body)
 KEPT_SUBJECTS: Final = 500
-"""Default number of subjects whose events a process caches."""
+"""The default number of subjects whose events a process caches."""
 PIECE: Final = 25
-"""Events that are read at a time if the wanted number is not known."""
+"""The number of events that are read at a time if the required number is not known."""
 ROW: Final = "subject, state, since, seq, opened, job, platform, name"
 
 
 class Row(NamedTuple):
-    """The present state of a job, lease or teardown. Times are seconds since the epoch; `seq` is its last move's."""
+    """The current state of a job, lease or teardown. Times are seconds since the epoch; `seq` is its last event's."""
 
     subject: str
     state: str
@@ -37,14 +37,14 @@ class Row(NamedTuple):
 
 
 class EndedLease(NamedTuple):
-    """A lease whose billing has stopped. `cost` is its recorded cost in US dollars, None if it was not reported."""
+    """A lease whose billing has stopped. `cost` is its recorded cost in US dollars; None if none was reported."""
 
     lease: str
     job: str
     platform: str
     project: str
     actor: str
-    """The actor of the event that accepted its job."""
+    """The actor of the event that recorded the acceptance of the job."""
     opened: float
     since: float
     cost: float | None
@@ -59,19 +59,19 @@ class Reader:
         self._kept = KEPT_SUBJECTS
 
     def keep(self, subjects: int) -> None:
-        """Set the number of subjects whose events are cached; the most recently read ones stay.
+        """Set the number of subjects whose events are cached. The most recently read subjects stay in the cache.
 
-        A caller that cycles through more subjects reads each of them from the database again.
+        If a caller repeatedly reads more subjects than this in turn, each is read from the database every time.
         """
         self._kept = max(KEPT_SUBJECTS, subjects)
 
     def state(self, subject: str) -> str | None:
-        """Return the present state of a subject; None before its first move."""
+        """Return the current state of a subject; None before its first move."""
         row = self._one("SELECT state FROM current WHERE subject = ?", subject)
         return row[0] if row else None
 
     def history(self, subject: str) -> tuple[Event[Any], ...]:
-        """Return every event of a subject, in order. Events never change, so only new ones are read."""
+        """Return all events of a subject, in order. Cached events are not read again, because events never change."""
         known = self._known.get(subject, ())
         new = self._events("subject = ? AND seq > ? ORDER BY seq", subject, known[-1].seq if known else 0)
         if new:
@@ -94,7 +94,7 @@ class Reader:
         return next((e for e in reversed(self.history(subject)) if not kinds or e.kind in kinds), None)
 
     def used(self, kind: type[B] | str, token: str) -> Event[B] | None:
-        """Return the event of `kind` that used `token`, or None."""
+        """Return the event of `kind` with `token`, or None."""
         (name,) = _kinds(kind)
         return next(iter(self._events("kind = ? AND token = ?", name, token)), None)
 
@@ -116,7 +116,7 @@ class Reader:
         after: int = 0,
         limit: int = 10_000,
     ) -> list[Event[Any]]:
-        """Return events in order, of one subject or all, of one kind, all kinds that share a base, or all kinds."""
+        """Return events in order: of one subject or all, and of one kind, all kinds that share a base, or all kinds."""
         where, values = ["seq > ?"], list[object]([after])
         if subject is not None:
             where.append("subject = ?")
@@ -129,9 +129,9 @@ class Reader:
     # -------------------------------------------------------------------------------------------- present states
 
     def subjects(self, machine: str, *states: str, job: str | None = None, since: float | None = None) -> list[str]:
-        """Return the subjects of a state machine, the oldest move first; only those in `states` if any are given.
+        """Return the subjects of a state machine, the oldest move first, and only those in `states` if any are given.
 
-        `job` selects the subjects of one job, `since` those that moved after a time in seconds since the epoch.
+        `job` selects the subjects of one job, and `since` those that moved after a time in seconds since the epoch.
         """
         where, values = ["machine = ?"], list[object]([machine])
         if states:
@@ -153,7 +153,7 @@ class Reader:
         return [row[0] for row in self._db.rows(sql, *values)]
 
     def page(self, machine: str, *states: str, limit: int = 50, before: Row | None = None) -> list[Row]:
-        """Return a page of subjects, the latest move first; with `before`, the page that follows that row."""
+        """Return a page of subjects, the latest move first. With `before`, return the page that follows that row."""
         where, values = ["machine = ?"], list[object]([machine])
         if states:
             where.append(f"state IN ({_marks(states)})")
@@ -170,7 +170,7 @@ class Reader:
         return Row(*found) if found else None
 
     def ended_leases(self, since: float) -> list[EndedLease]:
-        """Return the leases whose machines are gone and whose billing stopped after a time, the earliest first."""
+        """Return the leases without a machine whose billing stopped after `since`, the earliest first."""
         sql = (
             "SELECT substr(c.subject, 7), c.job, c.platform, coalesce((SELECT json_extract(a.body, '$.spec.project') "
             "FROM events a WHERE a.subject = 'job/' || c.job AND +a.kind = 'job.accepted' LIMIT 1), ''), "
@@ -191,30 +191,30 @@ class Reader:
         return found
 
     def jobs_of_script(self, digest: str, state: str) -> list[str]:
-        """Return the subjects of the jobs in a state whose script has this digest or has no recorded digest."""
+        """Return the subjects of the jobs in a state whose script digest is this one or is not recorded."""
         sql = (
             "SELECT subject FROM current WHERE machine = 'job' AND state = ? AND script = ? UNION ALL SELECT subject "
-            # SQLite assumes that NULL is frequent, and would scan all jobs in the state.
+            # Without INDEXED BY, SQLite would scan all jobs in the state, because it assumes that NULL is frequent.
             "FROM current INDEXED BY current_by_script WHERE machine = 'job' AND state = ? AND script IS NULL"
         )
         return [row[0] for row in self._db.rows(sql, state, digest, state)]
 
     def leases_of_instance(self, instance_id: str) -> list[str]:
-        """Return the subjects of the leases whose machine was last reported under a provider's id, oldest first."""
+        """Return the subjects of the leases whose machine was last reported with this provider id, the oldest first."""
         sql = "SELECT subject FROM current WHERE instance = ? AND machine = 'lease' ORDER BY seq"
         return [row[0] for row in self._db.rows(sql, instance_id)]
 
     def resting(self) -> list[str]:
-        """Return the subjects of the leases whose machines are stopped and keep their disks."""
+        """Return the subjects of the leases whose machines are stopped and still have their disks."""
         sql = "SELECT subject FROM current WHERE rest = 'stopped' AND state = 'stopped' ORDER BY seq"
         return [row[0] for row in self._db.rows(sql)]
 
     def recent(self, kind: type[B], since: float, limit: int = 1_000) -> list[Event[B]]:
-        """Return the latest events of a kind, newest first, back to a time in seconds since the epoch."""
+        """Return the events of a kind after a time in seconds since the epoch, the newest first."""
         (name,) = kinds_of(kind)
         found: list[Event[B]] = []
         below = 1 << 62
-        while len(found) < limit:  # in pieces, because most requested times are short
+        while len(found) < limit:  # in pieces, because most requested periods are short
             piece = self._events("kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?", name, below, min(PIECE, limit))
             fresh = list(takewhile(lambda e: e.at > since, piece))
             found += fresh
@@ -224,13 +224,13 @@ class Reader:
         return found[:limit]
 
     def alert(self, subject: str, condition: str, mark: str) -> Event[AlertRaised] | None:
-        """Return the open alert of a condition; with a mark, the one alert that was raised for that mark."""
+        """Return the open alert of a condition. With a mark, return the alert that was raised for it."""
         sql = "SELECT seq FROM alerts WHERE subject = ? AND kind = ? AND mark = ?"
         row = self._one(sql, subject, condition, mark)
         return self._events("seq = ?", row[0])[0] if row else None
 
     def standing_alerts(self) -> list[Event[AlertRaised]]:
-        """Return the open alerts, without those that report a single event."""
+        """Return the open alerts, except those that report a single event."""
         return self._events("seq IN (SELECT seq FROM alerts WHERE mark = '') ORDER BY seq")
 
     def last_seq(self) -> int:

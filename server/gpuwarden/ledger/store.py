@@ -1,7 +1,7 @@
-"""Event store: an append-only log of events in a SQLite file.
+"""Store events in an append-only log in a SQLite file.
 
-Each state transition is checked against the present state in the transaction that records it, so two processes can't
-both make it. Callers commit an intent here *before* they call the network, and the outcome after.
+Each state transition is checked against the current state in the transaction that records it, so two processes can't
+both make it. Callers commit an intent here *before* they make a network call, and the result afterwards.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Ledger(Reader):
         self._head = HeadFile(path)
         self._tail: Head | None = None
         self._before = Head(0, GENESIS)
-        """The last event before the present transaction, once the transaction has recorded an event."""
+        """The last event before the current transaction. It is set when the transaction records an event."""
         super().__init__(open_database(path, self._head))
         try:
             self._sound = self.readable_only is None and self.trouble() is None
-            # Never overwrite the head if events are lost: that would hide the loss.
+            # Never overwrite the head if events are lost, because that would hide the loss.
             if self._sound and self._head.read() is None and (last := self._last()).seq:
                 self._head.write(last)
         except BaseException:
@@ -57,24 +57,24 @@ class Ledger(Reader):
 
     @property
     def acting(self) -> str:
-        """Return the actor of new events: this process's, or the user whose request it answers."""
+        """Return the actor of new events: that of this process, or the user whose request is being handled."""
         return acting(self.actor)
 
     @property
     def readable_only(self) -> str | None:
-        """Return why this ledger can only be read; None if it can be written."""
+        """Return why this ledger can't be written; None if it can."""
         return self._db.readable_only
 
     def trouble(self) -> Trouble | None:
-        """Return any integrity problem of the ledger, such as lost events; None if it has none."""
+        """Return an integrity problem of the ledger, such as lost events; None if it has none."""
         return trouble_of(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
-        """Take a lock that all processes on this ledger share; None if another process has it."""
+        """Acquire a lock that all processes with this ledger share. Return None if another process holds it."""
         return self._db.lock(name)
 
     def snapshot(self) -> contextlib.AbstractContextManager[Query]:
-        """Yield a query function that reads one consistent state of the ledger."""
+        """Yield a query function that reads a consistent snapshot of the ledger."""
         return self._db.snapshot()
 
     def close(self) -> None:
@@ -86,13 +86,13 @@ class Ledger(Reader):
         try:
             with self._db.transaction():
                 yield
-                # The file can be overwritten while this process runs. The head has to be the event before, or, if
-                # another process wrote in between, an event of this ledger.
+                # The file can be overwritten while this process runs. The recorded head must be the event before this
+                # transaction, or another event of this ledger if another process wrote one in between.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:
             self._tail = None
-            self._known.clear()  # it may contain events that were rolled back
+            self._known.clear()  # it may contain events of the rolled-back transaction
             raise
         if self._tail is not None and self._sound:
             self._head.write(self._tail)
@@ -100,7 +100,7 @@ class Ledger(Reader):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Record several events atomically. Make no network call inside."""
+        """Record several events atomically. Make no network calls in the block."""
         if self._db.connection.in_transaction:
             yield
             return
@@ -112,7 +112,7 @@ class Ledger(Reader):
     def add(self, subject: str, body: B, *, token: str | None = None, moves: bool = True) -> Event[B]:
         """Record an event and its state transition, unless `moves` is false or the subject has no states.
 
-        Raises Conflict for an illegal transition, or for a `token` that this kind of event has used already.
+        Raises Conflict for an illegal transition, or if an event of this kind with this `token` exists.
         """
         moved = body.MOVES_TO if moves and subject.partition("/")[0] in _MACHINES else None
         event: Event[B] = self.append(
@@ -130,14 +130,14 @@ class Ledger(Reader):
         state: str | None = None,
         token: str | None = None,
     ) -> Event[Any]:
-        """Record an event in its stored form. Prefer `add`, whose events are declared and checked."""
+        """Record an event in its stored form. Prefer `add`, which accepts only declared and validated events."""
         text = json.dumps(body or {}, ensure_ascii=False, allow_nan=False)
         with self.transaction():
             if state is not None:
                 machine, first = _MACHINES[subject.partition("/")[0]]
                 present = self.state(subject)
                 before = machine(present) if present else first
-                if before is not None:  # the first event of a teardown sets its first state
+                if before is not None:  # a teardown has no state before its first event
                     check_move(subject, before, machine(state))  # type: ignore[type-var]
             if self._tail is None:
                 self._before = self._last()

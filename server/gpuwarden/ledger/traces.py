@@ -1,4 +1,4 @@
-"""Find files that show, independently of the ledger, that jobs were submitted from a home folder."""
+"""Find files that prove, without the ledger, that jobs were submitted with a home folder."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 _FOLDERS: Final = ("inputs", "pulls", "artifacts", "providers/hf_jobs")
-"""Folders whose files are created only for a job in the ledger."""
+"""Folders in which files are created only for a job in the ledger."""
 _OURS: Final = re.compile(r'"token":\s*"j[0-9a-f]{10}-i\d')
-"""The token of a machine that was rented for a job."""
+"""Matches the token of a machine that was rented for a job."""
 
 
 def traces(home: Path) -> list[str]:
-    """Return the paths that show that jobs were submitted from a home folder."""
+    """Return the paths of files that prove that jobs were submitted with a home folder."""
     found = [name for name in _FOLDERS if (home / name).is_dir() and any((home / name).iterdir())]
     if (home / "seal.key").exists():
         found.append("seal.key")

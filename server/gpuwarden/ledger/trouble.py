@@ -1,4 +1,4 @@
-"""Check whether a ledger is complete, against its head file and the other files of its folder."""
+"""Check whether a ledger is complete, based on its head file and the other files in its folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Code = Literal["moved", "truncated", "replaced", "lost", "read_only", "behind"]
 class Trouble:
     """An integrity problem of a ledger. `parameters` depend on the code.
 
-    `moved`: the path that was opened has another file, or none. `truncated`: {recorded, found} numbers of the last
-    event. `replaced`: {seq} event differs from the recorded one. `lost`: {beside} the ledger is empty or new although
-    its folder contains files of earlier jobs. `read_only`, `behind`: {why} it can't be written; with `behind`, the
-    newest events may be missing.
+    `moved`: the path now has another file, or none. `truncated`: the last event has the number `found`, but an event
+    with the number `recorded` existed. `replaced`: the event with the number `seq` differs from the recorded one.
+    `lost`: the ledger is empty or new, although its folder contains files of earlier jobs, which are listed in
+    `beside`. `read_only` and `behind`: it can't be written because of `why`; with `behind`, the newest events may be
+    missing as well.
     """
 
     code: Code
@@ -28,12 +29,12 @@ class Trouble:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether events may be missing or replaced, so that unknown machines may be billed."""
+        """Return whether events may be missing or replaced, in which case unknown machines may be billed."""
         return self.code != "read_only"
 
     @property
     def message(self) -> str:
-        """Return the problem in one line."""
+        """Return a description of the problem in one line."""
         return line(_MESSAGES[self.code].format_map(self.parameters), 400)
 
     @property
@@ -46,13 +47,14 @@ _MESSAGES: Final[dict[Code, str]] = {
     "moved": "the ledger was moved, removed or replaced while it was open",
     "truncated": "events are missing from the ledger: {recorded} were recorded, but it has only {found}",
     "replaced": "the ledger was replaced by another one: event {seq} differs from the recorded one",
-    "lost": "the ledger is new or empty, but jobs were submitted from this folder before (see {beside})",
+    "lost": "the ledger is new or empty, but earlier jobs left files in its folder (see {beside})",
     "behind": "the ledger can't be written ({why}), and its newest events can't be read",
     "read_only": "the ledger can't be written ({why}); no events are recorded",
 }
 _LOOK: Final = (
     "Check every platform's console: machines that this ledger does not know may be billed. Restore a backup of the "
-    "ledger; if you have none and the consoles show no machine, remove ledger.head beside it to continue with this one."
+    "ledger; if you have none and the consoles show no machine, remove ledger.head next to it to continue with "
+    "this one."
 )
 _HINTS: Final[dict[Code, str]] = {
     "moved": "Restore the file, then restart gpuwarden. Machines may be billed; check the platforms' consoles.",
@@ -62,7 +64,7 @@ _HINTS: Final[dict[Code, str]] = {
 
 
 def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
-    """Return the integrity problem of a ledger, or None. The head is read first, because it is never ahead."""
+    """Return the integrity problem of a ledger, or None. The head is read before the events, so it can't be newer."""
     if not db.in_place():
         return Trouble("moved")
     head, home = file.read(), file.path.parent

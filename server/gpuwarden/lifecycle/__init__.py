@@ -1,1 +1,1 @@
-"""The use cases for users and agents. After a crash, the next call completes the unfinished step."""
+"""The operations that users and agents call. After a crash, the next call completes the unfinished step."""

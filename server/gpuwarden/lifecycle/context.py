@@ -30,13 +30,16 @@ from gpuwarden.providers.base import Provider, keyed, load_provider
 
 REHEARSAL = "rehearsal/"
 STEP_S = 55.0
-"""Maximum seconds for one step on a machine while its job is locked: a first contact takes most of a minute."""
+"""Maximum seconds for one step on a machine while its job is locked: the first contact can take almost a minute."""
 LOCK_PATIENCE_S = 60.0
 """Seconds that a caller waits for a job's lock; longer than any single step under that lock."""
 
 
 class Ended(NamedTuple):
-    """A machine that stopped billing: when, and its cost in its last day, in USD. `pretend`: from a rehearsal."""
+    """A machine that is no longer billed: the time of its end, and the cost of its last day in USD.
+
+    `pretend` is true for a machine of a rehearsal.
+    """
 
     at: float
     cost: float
@@ -62,18 +65,17 @@ class Context:
     seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
     """By lease: the provider's last answer to this process, with its time. The ledger records only status changes."""
     unseen: dict[str, str] = field(default_factory=dict)
-    """By lease: why this process's last poll of its instance returned no answer."""
+    """By lease: why this process's last poll of its instance failed."""
     observed: dict[str, Observation] = field(default_factory=dict)
     blind: dict[str, WardenError] = field(default_factory=dict)
-    """By job: the backend's answer to this process's last poll, or the error that it raised instead."""
+    """By job: the observation from this process's last poll (`observed`), or the error that it raised (`blind`)."""
     ended: dict[str, Ended] = field(default_factory=dict)
     ended_until: float = 0.0
-    """By lease: machines that ended in the last day, and the time up to which this process searched for them.
-    """
+    """By lease: machines that ended in the last day. They have been read up to the time `ended_until`."""
     funds: dict[str, Funds | None] = field(default_factory=dict)
     """By platform: the account's funds at this process's last poll; None if no machine could be billed."""
     phrase: Callable[[Sequence[NextStep]], str] = manual_text
-    """Renders the next steps of an alert as text; the interface that opens this context supplies it."""
+    """Renders the next steps of an alert as text; set by the interface that opens this context."""
     _backends: dict[str, Backend] = field(default_factory=dict)
     _providers: dict[str, Provider] = field(default_factory=dict)
 
@@ -95,7 +97,7 @@ class Context:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """Return the notices: ignored variables, a policy file or ledger other than the recorded one, other servers."""
+        """Return the notices about ignored variables, other servers, and an unrecorded policy file or ledger."""
         return (*self.in_force.notices, *self.more_notices)
 
     @property
@@ -122,7 +124,7 @@ class Context:
                 return load_profile(platform, self.own_profiles)  # raises an error that lists the platforms
             if profile.target is not None and not target:
                 raise NotFound(
-                    f"{platform} needs a target, and none was given",
+                    f"{platform} needs a target, but none was given",
                     f"Write {profile.listed}, with {profile.target.hint}.",
                 )
             return profile
@@ -174,10 +176,10 @@ class Context:
                     "Rent and release machines in its console, and run jobs on them as ssh/ALIAS.",
                 )
             if profile.provider is None:
-                raise NotSupported(f"{platform} is not rented, so it has no billing and nothing to tear down")
+                raise NotSupported(f"{platform} is not rented, so it is not billed and can't be torn down")
             if isinstance(self.clock, ShiftedClock) and profile.provider != "rehearsal":
                 raise NotSupported(
-                    f"{platform} bills real money, and GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
+                    f"{platform} bills real money, but GPUWARDEN_REHEARSAL_CLOCK is set", "Unset it for real work."
                 )
             state = self.home / "providers" / profile.provider
             named = profile if profile.target is None else profile.model_copy(update={"id": platform})
@@ -212,7 +214,7 @@ class Context:
 
     @cached_property
     def notes(self) -> Notes:
-        """Return the user's notes. Raises BadRequest with file and line."""
+        """Return the user's notes. Raises BadRequest with the file and line of an error."""
         return load_notes(self.notes_file) if self.notes_file else Notes()
 
     def owned_place(self, platform: str) -> Place:
@@ -221,7 +223,7 @@ class Context:
         run_root = told.scratch or profile.run_root
         if run_root.startswith("/") and profile.tier_of(run_root) is None:
             raise BadRequest(
-                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always present",
+                f"{self.notes_file}: platforms.{platform}.scratch is on storage that is not always available",
                 do(Action.SHOW_PROFILE, "for its storage", name=profile.id),
             )
         target = platform.partition("/")[2]
@@ -232,7 +234,7 @@ class Context:
 
     @contextlib.asynccontextmanager
     async def lock(self, job_id: str, patience_s: float = LOCK_PATIENCE_S) -> AsyncIterator[None]:
-        """Lock a job, so that one process at a time advances it. A process that dies loses its locks."""
+        """Lock a job, so that one process at a time advances it. The locks of a dead process are released."""
         deadline = anyio.current_time() + patience_s
         while (held := self.ledger.lock(job_id)) is None:
             if anyio.current_time() > deadline:

@@ -1,6 +1,6 @@
-"""Check a group of nodes before a job runs on them: each node, the network paths between them, one all-reduce.
+"""Check a group of nodes before a job runs on them: each node, the network paths between them, and an all-reduce.
 
-The check does not launch, write or record anything. Facts that could not be gathered remain unknown.
+The check does not launch, write or record anything. Facts that can't be gathered remain unknown.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MOST_NODES: Final = 256
 ALL_WAYS: Final = 6
-"""Largest group in which every path is checked; larger groups check the paths to the head and a ring."""
+"""Largest group for which every path is checked; for larger groups, the paths to the head and a ring are checked."""
 CLOCK_ROUNDS: Final = 5
 PORT: Final = 29_500
 SIZE: Final = 8 << 20
 PATH_S: Final = 60.0
-"""Seconds for one path. If packets are lost, each packet size that is tried takes some seconds."""
+"""Seconds for one path. If packets are lost, each tested packet size takes a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Looked:
-    """Result of a check: the facts, the verdict on them, and the host keys that were new."""
+    """Result of a check: the facts, the verdict on them, and the new host keys."""
 
     facts: GroupFacts
     verdict: Verdict
@@ -58,14 +58,14 @@ class Looked:
 
 
 async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
-    """Check the nodes and judge them; ranks meet at the first one. Raises BadRequest if the names can't be a group."""
+    """Check the nodes; the first one is the rendezvous. Raises BadRequest if the names don't form a valid group."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadRequest(f"{twice[0]} is named twice", "Name each node once.")
+        raise BadRequest(f"{twice[0]} is listed twice", "List each node once.")
     if not 2 <= len(names) <= MOST_NODES:
         raise BadRequest(
             f"a group of {len(names)} nodes can't be checked",
-            f"Name 2 to {MOST_NODES} hosts of your SSH configuration; this machine is called {LOCAL}.",
+            f"Give 2 to {MOST_NODES} hosts of your SSH configuration; the local machine is called {LOCAL}.",
         )
     for name in names:
         check_host(name)
@@ -85,7 +85,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
 async def _opened(
     names: Sequence[str], config: Path | None, stack: AsyncExitStack
 ) -> tuple[dict[str, NodeTalk], dict[str, str]]:
-    """Start the agents concurrently. Also return the nodes that did not answer, with the reasons."""
+    """Start the agents concurrently. Also return the nodes that did not respond, with the reasons."""
     talks: dict[str, NodeTalk] = {}
     silent: dict[str, str] = {}
 
@@ -107,7 +107,7 @@ async def _each(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Query all nodes concurrently.
 
-    Return the answers in the order of the names, and the errors of the nodes that did not answer.
+    Return the responses in the order of the names, and the errors of the nodes that did not respond.
     """
     found: dict[str, Any] = {}
     silent: dict[str, str] = {}
@@ -137,13 +137,13 @@ class _Group:
         return read_node(talk.name, await talk.ask("facts", python=python))
 
     async def offset(self, talk: NodeTalk) -> Offset:
-        """Measure a node's clock offset by the shortest of several round trips; half of it is the uncertainty."""
+        """Measure a node's clock offset in the shortest of several round trips; half of it is the uncertainty."""
         best: Offset | None = None
         for _ in range(CLOCK_ROUNDS):
             sent = self._clock.now()
             now = (await talk.ask("clock")).get("now")
             half = (self._clock.now() - sent) / 2
-            # The comparison is written this way because NaN fails every comparison.
+            # `not 0 <= now` also rejects NaN, for which every comparison is false.
             if not isinstance(now, int | float) or isinstance(now, bool) or not 0 <= now < 1e12:
                 raise BadReply(f"{talk.name} reported its clock in an unknown format", "Try again.")
             if best is None or half < best.uncertainty:
@@ -206,7 +206,7 @@ class _Group:
             return replace(facts, sum=Sum(wanted=False))
         if able != list(facts.names) or facts.port_error:
             return facts
-        # If two names are the same machine, an all-reduce would not measure the network.
+        # If two names mean the same machine, an all-reduce would not measure the network.
         if len({facts.nodes[n].identity for n in able}) < len(able):
             return facts
         await _each(self._talks, lambda talk: talk.ask("unlisten"))
@@ -231,12 +231,12 @@ class _Group:
 
 
 def whole(value: object) -> int | None:
-    """Return an integer of an agent's answer; None for any other type."""
+    """Return a value from an agent's response if it is an integer, else None."""
     return value if type(value) is int else None
 
 
 def ways_between(names: Sequence[str], head: str) -> list[tuple[str, str]]:
-    """Return the paths to check, as pairs of source and target."""
+    """Return the paths to check, as pairs of source and target node."""
     if len(names) <= ALL_WAYS:
         return [(a, b) for a in names for b in names if a != b]
     ring = [*pairwise(names), (names[-1], names[0])]

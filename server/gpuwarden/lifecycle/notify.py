@@ -1,4 +1,4 @@
-"""Send alerts of the ledger to the desktop command, the signed webhook and the Slack webhook.
+"""Send the alerts in the ledger to the desktop command, the signed webhook and the Slack webhook.
 
 | variable | meaning |
 |---|---|
@@ -33,7 +33,7 @@ TRIES: Final = 3
 PATIENCE_S: Final = 10.0
 """Seconds for one alert on one channel, including retries.
 
-Short, because a round longer than a grace period counts as a gap.
+The limit is short, because a round that takes longer than a grace period counts as a gap.
 """
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 600.0
@@ -50,7 +50,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert of the ledger. `raised` is false if the event clears the alert."""
+    """One alert from the ledger. `raised` is false if the event clears the alert."""
 
     seq: int
     at: float
@@ -63,7 +63,7 @@ class Alert:
 
     @classmethod
     def read(cls, event: Event[AlertBody]) -> Alert:
-        """Build the alert that an event records."""
+        """Build an alert from its event."""
         told = event.data
         return cls(
             event.seq,
@@ -90,7 +90,7 @@ def record(ctx: Context, event: type[AlertBody], key: Key, text: str, following:
 
 
 Channel = Callable[[Context, Alert], Awaitable[str | None]]
-"""Sends one alert. Returns the reason of a failure, or None on success."""
+"""Sends one alert. Returns the reason if it fails, else None."""
 
 
 def channels(ctx: Context) -> dict[str, Channel]:
@@ -107,7 +107,7 @@ def channels(ctx: Context) -> dict[str, Channel]:
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
     """Return when the first channel accepted an alert; None if none has, or if the policy can't be read.
 
-    Without a configured channel, the time of the event counts as the delivery.
+    If no channel is configured, the alert counts as delivered at the time of its event.
     """
     try:
         if not channels(ctx):
@@ -119,9 +119,9 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
 
 
 def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
-    """Return when an announced teardown is due; None before its notice is delivered, which starts the grace period.
+    """Return when an announced teardown is due; None if its notice has not been delivered.
 
-    A longer grace period in the current policy applies.
+    The grace period starts with the delivery. If the current policy has a longer grace period, that one is used.
     """
     raised, order = (
         ctx.ledger.alert(said.subject, ENDING_SOON, str(said.seq)),
@@ -133,7 +133,7 @@ def ends_at(ctx: Context, said: Event[EndingAnnounced]) -> float | None:
 
 
 class Courier:
-    """Sends alerts to every channel of the policy and retries until the channel accepts them or they are cleared."""
+    """Sends alerts to every channel of the policy, and retries until that channel accepts them or they are cleared."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -143,11 +143,10 @@ class Courier:
         self._next: dict[str, float] = {}
 
     async def round(self, current: Iterable[Key]) -> dict[str, str]:
-        """Send each channel its pending alerts, and return the reasons of failures. A failed channel is skipped this
-        round.
+        """Send each channel its pending alerts until one fails. Return the reasons for failures, by channel.
 
-        A new alert is sent at once. After each failure the wait before the next try doubles. `current` are the keys of
-        the conditions that are true now.
+        A new alert is sent at once. The delay before the next attempt doubles after each failure. `current` are the
+        keys of the conditions that are currently true.
         """
         now, by_name = self.ctx.clock.now(), channels(self.ctx)
         waiting = self._waiting(current) if by_name else []
@@ -156,7 +155,7 @@ class Courier:
             due = [alert for alert in waiting if self._wants(name, alert)]
             if now < self._next.get(name, 0.0) and all(self._tries[name, alert.seq] for alert in due):
                 continue
-            due.sort(key=lambda alert: self._tries[name, alert.seq])  # a rejected alert must not block the others
+            due.sort(key=lambda alert: self._tries[name, alert.seq])  # a failed alert must not block the others
             self.trouble.pop(name, None)
             for alert in due[:MAX_ALERTS]:
                 if why := await send(self.ctx, alert):
@@ -175,7 +174,7 @@ class Courier:
     def _waiting(self, current: Iterable[Key]) -> list[Alert]:
         """Return the active alerts and the alerts cleared in the last day, in order."""
         ledger = self.ctx.ledger
-        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # a mark names one event
+        events = [event for key in current if key[2] and (event := ledger.alert(*key))]  # these are events
         over = ledger.recent(AlertCleared, self.ctx.clock.now() - DAY_S)
         found: Iterator[Event[AlertBody]] = chain(events, ledger.standing_alerts(), over)
         return sorted(map(Alert.read, found), key=lambda alert: alert.seq)
@@ -195,9 +194,9 @@ def _words(ctx: Context, alert: Alert) -> str:
 
 
 async def _desktop(ctx: Context, alert: Alert) -> str | None:
-    """Run the user's command.
+    """Run the user's command, with the alert's title and text in place of the placeholders.
 
-    Only complete arguments are replaced, because inside an argument the text could become code.
+    Only entire arguments are replaced, because text inside an argument could be executed as code.
     """
     values = {"{title}": f"gpuwarden: {alert.kind}", "{text}": _words(ctx, alert)}
     argv = [values.get(word, word) for word in ctx.policy.watch.desktop]
@@ -206,7 +205,7 @@ async def _desktop(ctx: Context, alert: Alert) -> str | None:
             code, _ = await processes.run(argv, keep=False)
     except (OSError, TimeoutError) as error:
         return f"the desktop command failed: {type(error).__name__}"
-    return f"the desktop command ended with {code}" if code else None
+    return f"the desktop command exited with code {code}" if code else None
 
 
 async def _webhook(ctx: Context, alert: Alert) -> str | None:
@@ -224,12 +223,12 @@ async def _webhook(ctx: Context, alert: Alert) -> str | None:
 
 
 def sign(secret: str, stamp: str, body: bytes) -> str:
-    """Return `sha256=` and the HMAC of time stamp, dot and body, in hex. The receiver verifies it and the time."""
+    """Return `sha256=` and the HMAC of time stamp, dot and body in hex. The receiver checks signature and time."""
     return "sha256=" + hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 async def _slack(ctx: Context, alert: Alert) -> str | None:
-    """Post the alert's text to Slack, with Slack's escapes."""
+    """Post the alert's text to Slack, escaped as Slack requires."""
     text = _words(ctx, alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return await _post(ctx, ctx.policy.watch.slack_url or "", json.dumps({"text": f"gpuwarden: {text}"}).encode(), {})
 

@@ -1,7 +1,7 @@
 """Query platforms for a machine's price and capacity, and list its storage that survives a stop.
 
-A submission queries one platform (`ask_offer`), `gpuwarden offers` all configured ones (`offers`). If a platform does
-not answer in time, its capacity is unknown, never none.
+A submission queries one platform (`ask_offer`), and `gpuwarden offers` queries all configured ones (`offers`). If a
+platform does not respond in time, its capacity is reported as unknown, not as none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 
 
 class Capacity(StrEnum):
-    """Whether a platform rents the requested machine now. NOT_SOLD: it never does."""
+    """Whether a platform can rent out the requested machine now. NOT_SOLD: it does not offer that machine."""
 
     AVAILABLE = "available"
     UNKNOWN = "unknown"
@@ -32,9 +32,9 @@ class Capacity(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """One platform's answer. `refusal` is the error if the platform does not rent such a machine now.
+    """One platform's answer. `refusal` is the error if the requested machine can't be rented there now.
 
-    `profile` is None if the platform could not be queried; the quote has the reason.
+    `profile` is None if the platform could not be queried; the reason is in `quote`.
     """
 
     platform: str
@@ -44,7 +44,7 @@ class Offer:
 
     @property
     def capacity(self) -> Capacity:
-        """Return whether such a machine can be rented now."""
+        """Return whether the requested machine can be rented now."""
         if self.refusal is not None:
             return Capacity.NONE if isinstance(self.refusal, NoCapacity) else Capacity.NOT_SOLD
         return Capacity.AVAILABLE if isinstance(self.quote, Known) else Capacity.UNKNOWN
@@ -56,7 +56,7 @@ class Offer:
 
     @property
     def survives_stop(self) -> tuple[str, ...] | None:
-        """Return the mounts whose files certainly survive a stop; None if the platform has no stop or no profile."""
+        """Return the mounts whose files always survive a stop; None if the platform has no stop or no profile."""
         if self.profile is None or self.profile.verbs.stop is None:
             return None
         tiers = (t for t in self.profile.storage if t.present != "sometimes" and t.survives.stop is True)
@@ -74,14 +74,14 @@ async def ask_offer(ctx: Context, platform: str, resources: Resources) -> Offer:
         return Offer(platform, profile, Unknown(error.message))
     price = answer.value.price_usd_per_hour if isinstance(answer, Known) else None
     if price is not None and price <= 0:
-        answer = Unknown(f"{platform} quotes {usd_per_hour(price)}, but the price must be positive")
+        answer = Unknown(f"{platform} returned the price {usd_per_hour(price)}, but a price must be positive")
     return Offer(platform, profile, answer)
 
 
 async def offers(ctx: Context, resources: Resources, platforms: Sequence[str] = ()) -> list[Offer]:
-    """Query the named or all configured platforms concurrently. Return the cheapest first, then unknown, then refusals.
+    """Query the given or all configured platforms concurrently. Return the cheapest first, then unknown, then refusals.
 
-    A platform that can't be queried is unknown. If it is the only one that was named, its error is raised.
+    A platform that can't be queried is unknown. If it is the only given one, its error is raised.
     """
     found: list[Offer] = []
 

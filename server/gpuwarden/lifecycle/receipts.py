@@ -1,4 +1,4 @@
-"""Launch by the receipt alone, with the arguments that were recorded when the receipt was issued."""
+"""Launch with only a receipt, using the arguments that were recorded when the receipt was issued."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpuwarden.lifecycle.submission.submit import ANOTHER_RECEIPT, Submission, s
 async def launch_receipt(ctx: Context, receipt: str, given: Mapping[str, Any]) -> Submission | FanOutResult:
     """Launch the job or the fan-out of a receipt, after checking all facts again.
 
-    `given` are arguments passed with the receipt, which must equal the arguments of the receipt's job. Raises Conflict
-    if they do not, or if the file of the script has changed, and the errors of `submit`.
+    `given` are the arguments passed with the receipt; they must equal the recorded ones. Raises Conflict if they differ
+    or if the script's file has changed, and the errors of `submit`.
     """
     issued = read_receipt(ctx.ledger, receipt).issued
     base = issued.plan.base if issued.plan is not None else issued.spec
     if base is None:
         raise Conflict(
-            "the receipt has no recorded arguments to launch: it is for a price or for limits, or of an older version",
-            do(Action.SUBMIT, "with all arguments, for a fresh receipt", receipt=""),
+            "the receipt has no recorded arguments: it is for a price or for limits, or from an older version",
+            do(Action.SUBMIT, "with all arguments, to get a new receipt", receipt=""),
         )
     more = {name: value for name, value in given.items() if value and value != JobSpec.model_fields[name].default}
     if build(JobSpec, base.model_dump() | more) != base:
@@ -51,4 +51,4 @@ def _check_file(root: Path, issued: ReceiptIssued, base: JobSpec) -> None:
     except BadRequest as gone:
         raise Conflict(f"the checked script can't be read again: {gone.message}", ANOTHER_RECEIPT) from gone
     if changed:
-        raise Conflict(f"the script {name} has changed since the receipt", ANOTHER_RECEIPT)
+        raise Conflict(f"the script {name} has changed since the receipt was issued", ANOTHER_RECEIPT)

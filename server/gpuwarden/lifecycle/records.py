@@ -40,14 +40,14 @@ def _reading(subject: str) -> Iterator[None]:
     """Convert errors that only a damaged ledger can cause into an error about the damaged record."""
     try:
         yield
-    except UnicodeEncodeError:  # the caller passed this id, and no ledger can contain it
+    except UnicodeEncodeError:  # the caller passed an invalid id
         raise NotFound("the id is not valid text, so this ledger can't contain it") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(subject, type(error).__name__) from error
 
 
 def read_job(ledger: Ledger, job_id: str) -> JobRecord:
-    """Return the job with an id. Raises NotFound; a job's name does not identify it."""
+    """Return the job with an id (a job's name is not accepted). Raises NotFound."""
     subject = f"job/{job_id}"
     with _reading(subject):
         rented = ledger.last(subject, JobProvisioning)
@@ -62,7 +62,7 @@ def read_job(ledger: Ledger, job_id: str) -> JobRecord:
 
 
 def at_rest(ledger: Ledger, job_id: str) -> Event[JobRested] | None:
-    """Return the event after which no process of a job writes files; None if the job may have a process."""
+    """Return the event since which no process of a job can write files; None if the job may have a process."""
     rested = ledger.last(f"job/{job_id}", JobRested)
     return rested if rested is not None and ledger.state(f"job/{job_id}") == rested.state else None
 
@@ -130,7 +130,7 @@ def lease_ids_of(ledger: Ledger, job_id: str, *states: Lease) -> list[str]:
 
 
 def story(ledger: Ledger, name: str | None = None) -> list[Event[Any]]:
-    """Return all events in order, or those of one subject; a job's include its leases, teardowns and receipts."""
+    """Return all events in order, or those of one subject; for a job, include its leases, teardowns and receipts."""
     if name is None:
         events: list[Event[Any]] = []
         while page := ledger.events(after=events[-1].seq if events else 0):

@@ -1,4 +1,4 @@
-"""Apply the team settings of the policy: its approvers, and the caps of each person and project."""
+"""Apply the team settings of the policy: the approvers, and the caps of each person and project."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ def check_approver(ctx: Context) -> None:
 def check_name(ctx: Context, person: str) -> None:
     """Raise Refused if a user who is not an approver creates a token or passkey for another user.
 
-    A passkey approves and a token spends in its owner's name, so both would bypass the policy's lists.
+    Actions with a passkey or a token count as its owner's, so a passkey could approve and a token could spend for
+    another user, which would bypass the approvers and caps of the policy.
     """
     listed, maker = ctx.policy.team.approvers, person_here(ctx)
     if listed and maker not in {*listed, person}:
         raise Refused(
             f"{line(maker, 80) or 'an unknown user'} may not create a token or a passkey for {line(person, 80)}",
-            f"Its owner may create it, or an approver of the policy: {', '.join(listed)}.",
+            f"It may be created by its owner or by an approver in the policy: {', '.join(listed)}.",
         )
 
 
 def check_receipt(ctx: Context, receipt: str) -> None:
-    """Raise Conflict if users have caps and a receipt, with the approval of its spending, belongs to another user."""
+    """Raise Conflict if users have caps and a receipt, with its spending approval, belongs to another user."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     asked = person_of(issued.actor) if issued else ""
     if ctx.policy.team.people and asked != person_here(ctx):
         raise Conflict(
-            f"the receipt and the approval of its spending belong to {line(asked, 80) or 'another user'}",
-            do(Action.SUBMIT, "for your own receipt", receipt=""),
+            f"the receipt and its spending approval belong to {line(asked, 80) or 'another user'}",
+            do(Action.SUBMIT, "to get your own receipt", receipt=""),
         )
 
 
@@ -67,7 +68,7 @@ def unlisted(ctx: Context, spec: JobSpec, person: str) -> str:
 def allowances(
     ctx: Context, spec: JobSpec, person: str
 ) -> Iterator[tuple[str, Allowance, Callable[[JobRecord], bool]]]:
-    """Yield name and caps of a job's user and of its project, each with a test of whether a job counts there."""
+    """Yield the name and caps of a job's user and project, each with a test of whether a job counts towards them."""
     team = ctx.policy.team
     if person in team.people:
         yield f"team.people.{person}", team.people[person], lambda job: job.person == person

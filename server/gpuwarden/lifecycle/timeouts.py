@@ -1,6 +1,6 @@
-"""Limit the total wait for a platform or an artifact store.
+"""Limit the total time of a query to a platform or an artifact store.
 
-Each reply also has a separate limit; a list may need many replies.
+Each single reply also has its own limit, but a list may need many replies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""Seconds for one query of a platform, with all its pages. Less than the minute for which callers of a tool wait."""
+"""Seconds for one query to a platform, including all pages. Callers of a tool wait for only a minute."""
 
 STORE_S = 60.0
 """Seconds for one check of an artifact store, while the job is locked."""
@@ -24,7 +24,7 @@ MOST_STORE_S = 600.0
 
 
 def store_limit(files: int) -> float:
-    """Return the limit in seconds for a check of a number of files in an artifact store."""
+    """Return the time limit in seconds for checking a number of files in an artifact store."""
     return min(STORE_S + files * STORE_FILE_S, MOST_STORE_S)
 
 

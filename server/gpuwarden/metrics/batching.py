@@ -1,6 +1,6 @@
 """Write posts to the store in batches: one commit for all posts within about 50 ms.
 
-A post is answered after its commit.
+A post gets its response after its commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.metrics.store import Batch, MetricStore, Written
 
 EVERY_S: Final = 0.05
 MOST_WAITING: Final = 5_000
-"""Maximum number of posts that wait for a commit; further posts are refused, and their senders retry."""
+"""Maximum number of posts that wait for a commit. Further posts are rejected, and their senders try again."""
 
 
 @dataclass
@@ -35,18 +35,18 @@ class _Waiting:
 class Batches:
     """Collect posts from any number of tasks.
 
-    Open it with `running()`, which commits the remaining posts when the block ends.
+    Use it in a block of `running()`, which commits the remaining posts when the block ends.
     """
 
     def __init__(self, store: MetricStore, every_s: float = EVERY_S) -> None:
         self.store, self.every_s = store, every_s
         self.changed = anyio.Event()
-        """An event that is set at each commit and then replaced; wait for it to follow this process's commits."""
+        """An event that is set at each commit of this process and then replaced by a new one."""
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 
     async def add(self, post: PostedPoints | PostedAlert) -> Written:
-        """Store a post, and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
+        """Store a post and return after its commit. Raises RateLimited for a full queue, DiskError for a full disk."""
         if len(self._waiting) >= MOST_WAITING:
             raise RateLimited("too many posts are waiting to be written", "Post again in a second.")
         mine = _Waiting(post)
@@ -73,11 +73,11 @@ class Batches:
         while True:
             await self._some.wait()
             await anyio.sleep(self.every_s)
-            with anyio.CancelScope(shield=True):  # every waiting caller gets an answer
+            with anyio.CancelScope(shield=True):  # every waiting caller must get a result
                 await self.commit()
 
     async def commit(self) -> None:
-        """Write all waiting posts, and answer them."""
+        """Write all waiting posts and set their results."""
         taken, self._waiting = self._waiting, []
         self._some = anyio.Event()
         if not taken:
@@ -90,7 +90,7 @@ class Batches:
         try:
             for one, written in zip(points, await to_thread.run_sync(self.store.write, batch), strict=True):
                 one.written = written
-        except Exception as error:  # every waiting caller gets an answer, even for an unexpected error
+        except Exception as error:  # every waiting caller must get a result, even after an unexpected error
             for one in taken:
                 one.error = as_warden_error(error)
         for one in taken:

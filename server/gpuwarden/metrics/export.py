@@ -1,6 +1,6 @@
 """Export a job's points as CSV, as TensorBoard event files, or to trackio.
 
-Event files are encoded here, because TensorBoard requires a hundred megabytes of libraries. Each record is its length,
+Event files are encoded here, because TensorBoard needs a hundred megabytes of libraries. A record consists of a length,
 a masked CRC-32C of the length, the bytes of a protobuf `Event`, and a masked CRC-32C of those bytes.
 """
 
@@ -24,11 +24,11 @@ from gpuwarden.metrics.store import Cursor, MetricStore, Point
 
 PIECE: Final = 10_000
 LARGEST_FLOAT32: Final = 3.4028234e38
-"""The largest finite number in an event file; larger numbers become infinite."""
+"""The largest finite number in an event file. Larger numbers are written as infinity."""
 
 
 def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
-    """Yield every point of a job, metric by metric in order of steps. Raises NotFound for a job without points."""
+    """Yield all points of a job, metric by metric, in order of steps. Raises NotFound if the job has no points."""
     names = [series.name for series in store.series(job)]
     if not names:
         raise NotFound(f"job {job} has no metrics", "A job must report or print its metrics.")
@@ -45,7 +45,7 @@ def all_points(store: MetricStore, job: str) -> Iterator[tuple[str, Point]]:
 def to_csv(store: MetricStore, job: str, out: TextIO) -> int:
     """Write one row per point: metric, step, seconds since the epoch, value. Return the number of points.
 
-    A name that a spreadsheet would run as a formula gets a leading quote mark.
+    A name that a spreadsheet would interpret as a formula gets a leading quotation mark.
     """
     table, count = csv.writer(out), 0
     table.writerow(["metric", "step", "timestamp", "value"])
@@ -61,9 +61,9 @@ def _blank(value: float | None) -> object:
 
 
 def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
-    """Write one event file under `folder`/job and return its path. A point without a step gets its index as step."""
+    """Write one event file under `folder`/job and return its path. The step of a point without one is its index."""
     points = all_points(store, job)
-    first = next(points)  # raises before a folder is created
+    first = next(points)  # raises NotFound before a folder is created
     target = folder / job
     target.mkdir(parents=True, exist_ok=True)
     path = target / f"events.out.tfevents.0.{job}.gpuwarden"
@@ -80,10 +80,10 @@ def to_tensorboard(store: MetricStore, job: str, folder: Path) -> Path:
 
 
 def to_trackio(store: MetricStore, job: str, project: str) -> int:
-    """Log every step to a trackio project and return the number of steps. Raises NotSupported without the library.
+    """Log every step to a trackio project and return the number of steps. Raises NotSupported if trackio is missing.
 
-    Trackio's output goes to standard error, and its logging of this computer's hardware is off. If a step was reported
-    twice, its last value counts.
+    Trackio's output is written to standard error, and its logging of this computer's hardware is disabled. If a step
+    was reported twice, its last value is used.
     """
     try:
         trackio: Any = importlib.import_module("trackio")
@@ -103,7 +103,7 @@ def to_trackio(store: MetricStore, job: str, project: str) -> int:
 
 
 def _stepped(points: Iterable[tuple[str, Point]]) -> Iterator[tuple[str, int, Point]]:
-    """Yield points with their steps. A point without a step gets its index among its metric's points."""
+    """Yield points with their steps. The step of a point without one is its index among the metric's points."""
     number, present = 0, ""
     for name, point in points:
         number, present = (number + 1, present) if name == present else (0, name)

@@ -1,7 +1,7 @@
 """Parse a job's posts: points of metrics and alerts.
 
-The input is untrusted; the output contains only bounded values. A post of the wrong shape is rejected completely
-(`Malformed`). A single value that is not a number is omitted and listed, so that the rest of its point is kept.
+The input is untrusted; the output contains only bounded values. A post with an invalid structure is rejected
+(`Malformed`). If a single value is not a number, only this value is omitted, and it is reported.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ MAX_POINTS: Final = 1_000
 MAX_NAMES: Final = 64
 """Metrics of one point."""
 MAX_LOOKED: Final = 256
-"""Entries of one point that are examined, metrics or not."""
+"""Entries of one point that are examined, whether or not they are metrics."""
 MAX_NAME: Final = 100
 MAX_TEXT: Final = 1_000
 NO_STEP: Final = -1
-"""The stored step of a point without a step."""
+"""The step that is stored for a point without a step."""
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?")
 _ODD: Final = {"nan": math.nan, "inf": math.inf, "infinity": math.inf}
 _SECONDS: Final = 1e11
-"""A larger timestamp is in milliseconds, not in seconds."""
+"""Larger timestamps are in milliseconds, smaller ones in seconds."""
 _LATEST: Final = 1 << 62
 
 
 class Problem(StrEnum):
-    """Codes for problems of a post, or of one of its values."""
+    """Codes for problems of a post or of one of its values."""
 
     NO_OBJECT = "not_an_object"
     NO_JOB = "job_id_missing"
@@ -52,7 +52,7 @@ class Problem(StrEnum):
 
 
 class AlertType(StrEnum):
-    """The six types of alerts that a job may trigger."""
+    """The types of alerts that a job can send."""
 
     STARTED = "job_started"
     COMPLETED = "job_completed"
@@ -63,7 +63,7 @@ class AlertType(StrEnum):
 
 
 class Malformed(ValueError):
-    """A post that can't be accepted. `field` is the path of the invalid part."""
+    """The post is invalid. `field` is the path of the invalid part."""
 
     def __init__(self, problem: Problem, field: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -78,7 +78,7 @@ class Ignored(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One value of one metric. `at` is in microseconds since the epoch, 0 if the job gave no time."""
+    """One value of one metric. `at` is in microseconds since the epoch, or 0 if the job sent no time."""
 
     name: str
     step: int
@@ -99,7 +99,7 @@ class PostedPoints:
 class PostedAlert:
     """One alert.
 
-    `fields` contains those of the contract's fields that were given; a repeated post has an equal `key`.
+    `fields` contains the known fields that the job sent; a repeated post has the same `key`.
     """
 
     job: str
@@ -165,12 +165,12 @@ def _read_point(where: str, point: object, rows: list[Row], ignored: list[Ignore
 
 @lru_cache(4096)
 def clean_name(name: str) -> str:
-    """Return a metric's name as one bounded line without secrets. The result is cached, because names repeat."""
+    """Return a metric's name as one short line without secrets. Results are cached, because names repeat."""
     return line(name, MAX_NAME)[:MAX_NAME]
 
 
 def read_number(given: object) -> float | None:
-    """Return a number, including NaN and infinities; None if it is not one. Strings may contain a number."""
+    """Return the number in a value, which may be a string, NaN or infinite; None if it contains no number."""
     if isinstance(given, str):
         text = given.strip().lower()
         if _NUMBER.fullmatch(text):
@@ -186,7 +186,7 @@ def read_number(given: object) -> float | None:
 
 
 def read_step(given: object, field: str) -> int:
-    """Return a step, NO_STEP if it is missing. Raises Malformed."""
+    """Return a step, or NO_STEP if it is missing. Raises Malformed."""
     if given is None:
         return NO_STEP
     value = read_number(given)
@@ -198,7 +198,7 @@ def read_step(given: object, field: str) -> int:
 def read_time(given: object, field: str) -> int:
     """Return microseconds since the epoch for an ISO 8601 string or a number; 0 if it is missing.
 
-    A time without a zone is read as UTC, which is the format of `datetime.utcnow()`. Raises Malformed.
+    A time without a time zone is read as UTC, because `datetime.utcnow()` returns such times. Raises Malformed.
     """
     if given is None:
         return 0
@@ -222,7 +222,7 @@ _NUMBERS: Final = ("progress", "current_step", "total_steps", "loss", "duration"
 
 
 def alert_fields(body: object) -> dict[str, Any]:
-    """Return the known fields of an alert, each as a bounded string or a number, so that sanitizing them is cheap.
+    """Return the known fields of an alert, each a number or a string of limited length, so that sanitizing is fast.
 
     Raises Malformed if the body is not an object.
     """
@@ -235,8 +235,8 @@ def alert_fields(body: object) -> dict[str, Any]:
 def read_alert(body: object, now: float) -> PostedAlert:
     """Parse a post to the alerts API. Raises Malformed.
 
-    A job's alerts usually have no time, so equal alerts of one job count as one: the post was repeated because its
-    response was lost. The runner adds a `timestamp` to the alerts that it reports.
+    A job's alerts usually have no time. Equal alerts of one job are therefore stored once, as a post that was repeated
+    because its response was lost. The runner adds a `timestamp` to the alerts that it reports.
     """
     job, given = job_of(body), as_object(body)
     try:

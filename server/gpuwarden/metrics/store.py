@@ -1,8 +1,8 @@
-"""SQLite store of metrics: points and alerts, each stored once even if it is posted several times.
+"""Store metrics in SQLite: points and alerts, each of which is stored only once even if it is posted again.
 
-It is one file beside the ledger, in WAL mode, so that the server can write while the page and the watch read. Losing
-the file costs only curves, so a commit does not wait for the disk (`synchronous = NORMAL`): if a process crashes, no
-answered post is lost; a power failure may lose the most recent posts.
+The store is one file next to the ledger, in WAL mode, so that the server can write while the page and the watch read.
+Only curves are lost with the file, so a commit does not wait for the disk (`synchronous = NORMAL`). If a process
+crashes, no committed post is lost; a power failure may lose the most recent ones.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ MAX_SERIES: Final = 512
 """Maximum number of metrics of one job."""
 MAX_JOB_POINTS: Final = 20_000_000
 MIN_FREE: Final = 256 << 20
-"""Bytes of disk space that metrics leave free for the ledger, which must stay writable while a machine is billed."""
+"""Disk space in bytes reserved for the ledger, which must stay writable while a machine is billed."""
 MAX_ALERTS: Final = 1_000
 """Maximum number of alerts of one job; further alerts are counted as ignored."""
 MAX_MARKERS: Final = 1_000
 _FINITE: Final = "value BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308"
 _ODD: Final = "value IS NULL OR value > 1.7976931348623157e308 OR value < -1.7976931348623157e308"
-"""The same condition as in the index `odd_points`."""
+"""The condition must be the same as in the index `odd_points`."""
 _SERIES: Final = "(SELECT id FROM series WHERE job = ? AND name = ?)"
 
 Cursor = tuple[int, int]
-"""(step, at in microseconds) of the last point that was read. Pass it to read the next page."""
+"""The step of the last point that was read, and its time in microseconds. Pass it to read the next page."""
 
 
 class Point(NamedTuple):
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some points in order, and the cursor after the last one, None on the last page."""
+    """Some points in order, and the cursor of the next page, which is None on the last page."""
 
     points: tuple[Point, ...]
     next: Cursor | None
@@ -66,17 +66,17 @@ class Series(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The position of a value that a chart can't draw: `nan`, `inf` or `-inf`."""
+    """The position of a value that a chart can't show: `nan`, `inf` or `-inf`."""
 
     x: float
     value: str
 
 
 class Curve(NamedTuple):
-    """A curve in few points. `x` are steps, or seconds since the epoch if `by_time`; `values` are finite.
+    """A downsampled curve. `x` are steps, or seconds since the epoch if `by_time` is true; `values` are finite.
 
-    `total` is the number of points that the curve represents, and `odd` the number of those that are not finite;
-    `markers` may list fewer.
+    `total` is the number of points that the curve represents, and `odd` the number of those that are not finite, of
+    which `markers` may list only some.
     """
 
     x: tuple[float, ...]
@@ -88,7 +88,7 @@ class Curve(NamedTuple):
 
 
 class StoredAlert(NamedTuple):
-    """One alert as the job reported it. `id` is the cursor for the next read."""
+    """One alert as the job reported it. To read the alerts after it, pass its `id`."""
 
     id: int
     type: str
@@ -98,7 +98,7 @@ class StoredAlert(NamedTuple):
 
 @dataclass
 class Batch:
-    """Data written in one transaction. `cursors` are stored with the points that they cover, by (job, source)."""
+    """Data that is written in one transaction. `cursors` maps (job, source) to the offset after the batch's points."""
 
     posts: Sequence[PostedPoints] = ()
     alerts: Sequence[PostedAlert] = ()
@@ -106,7 +106,7 @@ class Batch:
 
 
 class Written(NamedTuple):
-    """The result for one post: number of new points, number of known points, and omitted values."""
+    """The result for one post: the number of new points, the number of known points, and the omitted values."""
 
     stored: int
     known: int
@@ -114,7 +114,7 @@ class Written(NamedTuple):
 
 
 class MetricStore:
-    """The store of one state folder. Any number of processes may open it, and each object is thread-safe."""
+    """The metrics of one state folder. Any number of processes may open the store, and each object is thread-safe."""
 
     def __init__(self, home: Path) -> None:
         self.path = private_folder(home) / FILE
@@ -134,10 +134,12 @@ class MetricStore:
     # ------------------------------------------------------------------------------------------------ writing
 
     def write(self, batch: Batch) -> list[Written]:
-        """Store a batch in one transaction; return the result for each post. On DiskError, nothing was stored."""
+        """Store a batch in one transaction; return the result for each post. On DiskError, nothing is stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
-                raise OSError(f"less than {MIN_FREE >> 20} MiB of disk space are free; the ledger needs them")
+                raise OSError(
+                    f"less than {MIN_FREE >> 20} MiB of disk space are free; they are reserved for the ledger"
+                )
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 written = [self._add(post) for post in batch.posts]
@@ -153,7 +155,7 @@ class MetricStore:
                 )
                 self._db.execute("COMMIT")
             except BaseException:
-                # The rollback also removes the series of this transaction.
+                # The rollback also removes the series that this transaction created.
                 self._series.clear()
                 self._names.clear()
                 self._counts.clear()
@@ -179,7 +181,7 @@ class MetricStore:
         return Written(done, len(rows) - done, tuple(ignored))
 
     def _series_of(self, job: str, name: str) -> int | None:
-        """Return the id of a series, creating it at its first point; None if the job has too many series."""
+        """Return the id of a series, and create the series if necessary; None if the job has too many series."""
         found = self._series.get((job, name))
         if found is not None:
             return found
@@ -207,7 +209,7 @@ class MetricStore:
             return (other << 32) + self._db.total_changes
 
     def cursor(self, job: str, source: str) -> int:
-        """Return the byte offset up to which a spool file was read, 0 at first."""
+        """Return the byte offset up to which a spool file was read, initially 0."""
         with self._reading() as db:
             row = db.execute("SELECT offset FROM cursors WHERE job = ? AND source = ?", (job, source)).fetchone()
         return int(row[0]) if row else 0
@@ -221,7 +223,7 @@ class MetricStore:
             )
 
     def latest(self, job: str) -> dict[str, Point]:
-        """Return the last point of each metric of a job. The cost does not depend on the number of points."""
+        """Return the last point of each metric of a job. The duration does not depend on the number of points."""
         with self._reading() as db:
             named = db.execute("SELECT id, name FROM series WHERE job = ? ORDER BY name", (job,)).fetchall()
             return {name: self._last(db, key) for key, name in named}
@@ -237,7 +239,7 @@ class MetricStore:
         return _point(*row) if row else Point(None, None, math.nan)
 
     def points(self, job: str, metric: str, after: Cursor | None = None, limit: int = 10_000) -> Page:
-        """Return points after a cursor as they were posted, in order of step and time."""
+        """Return the points after a cursor, unchanged, in order of step and time."""
         begin = after or (-2, -1)
         wanted = f"series = {_SERIES} AND (step, at) > (?, ?)"
         sql = f"SELECT step, at, value FROM points WHERE {wanted} ORDER BY step, at LIMIT ?"  # noqa: S608
@@ -249,10 +251,10 @@ class MetricStore:
     def downsampled(
         self, job: str, metric: str, points: int = 2_000, between: tuple[float, float] | None = None
     ) -> Curve:
-        """Return a curve in about `points` points: the lowest and the highest of each of `points / 2` buckets.
+        """Return a curve with about `points` points: the lowest and the highest in each of `points / 2` buckets.
 
         A curve with fewer points is returned unchanged. The x axis is the step, or the time if no point has a step.
-        `between` selects a part of the x axis; `total` and `odd` then count only that part.
+        `between` selects a range of the x axis; `total` and `odd` then count only the points in this range.
         """
         with self._reading() as db:
             found = db.execute("SELECT id FROM series WHERE job = ? AND name = ?", (job, metric)).fetchone()
@@ -287,7 +289,7 @@ class MetricStore:
             elif found != VERSION or db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
                 raise DiskError(
                     f"{self.path} is not a metric store of this version",
-                    "Move the file away; curves then start from zero.",
+                    "Move the file to another folder; a new, empty store is then created.",
                 )
             db.execute("COMMIT")
         except BaseException:
@@ -311,7 +313,8 @@ class MetricStore:
             yield
         except (sqlite3.Error, OSError) as error:
             raise DiskError(
-                f"the metric store {self.path} can't be used: {error}", "Free some disk space, or move the file away."
+                f"the metric store {self.path} can't be used: {error}",
+                "Free some disk space, or move the file to another folder.",
             ) from error
 
 
@@ -320,11 +323,11 @@ def _point(step: int, at: int, value: float | None) -> Point:
 
 
 def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tuple[float, float] | None = None) -> Curve:
-    """Find the extremes of each bucket by SQLite's index, which is faster than reading a million rows in Python."""
+    """Find the extremes of each bucket with SQLite's index, which is faster than reading a million rows in Python."""
     total, last_step = db.execute("SELECT count(*), max(step) FROM points WHERE series = ?", (series,)).fetchone()
     if not total:
         return Curve((), (), (), 0, 0, False)
-    # Points without a step are drawn only if no point has a step; the x axis is then the time, within that one step.
+    # Points without a step, stored as NO_STEP, are shown only if no point has a step; the x axis is then the time.
     by_time = last_step == NO_STEP
     x, within = ("at", f"series = ? AND step = {NO_STEP} AND at") if by_time else ("step", "series = ? AND step")
     scale = 1e6 if by_time else 1
@@ -360,7 +363,7 @@ def _downsampled(db: sqlite3.Connection, series: int, points: int, between: tupl
 def _extremes(
     db: sqlite3.Connection, series: int, bounds: tuple[int, int, int], within: str
 ) -> list[tuple[int, float]]:
-    """Return the lowest and the highest finite point of each bucket, in order. `bounds`: first, last and width."""
+    """Return the lowest and the highest finite point of each bucket, in order. `bounds` is (first, last, width)."""
     x, (low, high, width) = within.rpartition(" ")[2], bounds
     finite = f"SELECT {x}, %s(value) FROM points WHERE {within} BETWEEN ? AND ? AND {_FINITE}"  # noqa: S608
     rows: list[tuple[int, float]] = []

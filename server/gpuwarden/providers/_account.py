@@ -94,7 +94,7 @@ def text_of_key_file(name: str) -> str:
 
 
 def salted(salt: str, *words: str) -> str:
-    """Return a keyed digest of words: computing it needs both the words and the salt."""
+    """Return a keyed digest of the words, with `salt` as the key."""
     return hmac.new(salt.encode(), "\n".join(words).encode(), hashlib.sha256).hexdigest()[:32]
 
 

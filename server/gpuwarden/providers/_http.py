@@ -2,7 +2,8 @@
 
 - a reply of the expected shape is `Known`
 - a definite refusal raises: the request had no effect
-- anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, half a body, another shape. It may have had an effect.
+- anything else is `Unknown`: no reply, a 5xx, a redirect, HTML, a truncated body, an unexpected shape. The request may
+  have had an effect.
 
 *Not found* and refusals count only in the platform's own JSON; a page from a proxy is `Unknown`. A reply that refuses a
 create but names an instance is not a refusal.
@@ -41,7 +42,7 @@ REPLY_S: Final = 60.0
 MAX_REPLY: Final = 16 << 20
 PATIENT_TRIES: Final = 4
 PATIENT_S: Final = 15.0
-"""A read waits for a rate limit of up to this many seconds; a longer one is raised."""
+"""If a rate limit asks to wait for up to this many seconds, a read waits; else it raises RateLimited."""
 AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarden)"
 """An intermediary may reject a request without a User-Agent; the address is the platform's contact for questions."""
 NAMES: Final = frozenset(
@@ -54,7 +55,7 @@ Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
-"""A row of offers, keys or the like. A row of another shape is kept unparsed, and `readable` omits it.
+"""A row of a list of offers, keys or the like. A row of an unexpected shape is kept unparsed, and `readable` omits it.
 
 The type of a row that may be one of gpuwarden's instances is strict in the identifying fields and lenient in all
 others: `Row | RowId`. A list without a readable row may be a list of something else: it is Unknown.
@@ -115,7 +116,7 @@ Refusal = Callable[[ApiResponse, str], WardenError | None]
 
 
 def no_refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Return None, for platforms that refuse by status alone."""
+    """Return None, for platforms that report refusals only by the status."""
     return None
 
 
@@ -183,10 +184,10 @@ class ApiClient:
         with suppress(AuthFailed):
             secrets = (read_key(self.api.key_variable, self.api.platform, self.env),)
         said = line(redact(reply.text(*self.api.says), secrets), 300)
-        unclear = Unknown(f"{self.api.platform} answered {what} with status {reply.status}{': ' if said else ''}{said}")
+        unclear = Unknown(f"{self.api.platform} returned status {reply.status} for {what}{': ' if said else ''}{said}")
         body, good = reply.json, 200 <= reply.status < 300
         if isinstance(body, dict) and not good and body.get("cloudflare_error"):  # looks like a platform's JSON
-            return Unknown(f"{unclear.why}; this is the reply of an intermediary, not of the platform")
+            return Unknown(f"{unclear.why}; an intermediary sent this reply, not the platform")
         refusal = self.api.refusal(reply, said)
         failed = refusal is not None or not good
         if failed and creates and shape is not None and names_instance(reply.json):
@@ -197,24 +198,24 @@ class ApiClient:
         if failed:
             known = any(reply.at(name) is not None for name in self.api.says)
             if 400 <= reply.status < 500 and reply.status != 429 and not known:
-                return Unknown(f"{unclear.why}, without the platform's own JSON: the page of an intermediary")
+                return Unknown(f"{unclear.why}; the reply is not the platform's own JSON, so an intermediary sent it")
             self._refuse(reply, said)
             return unclear
         if (shape is None or empty) and reply.status == 204:
             return Known(None)  # type: ignore[arg-type]
         if shape is None:
-            return Unknown(f"{self.api.platform} answered {what} with status {reply.status}; 204 was expected")
+            return Unknown(f"{self.api.platform} returned status {reply.status} for {what}; 204 was expected")
         return self.parse(reply.raw, shape, what)
 
     def parse(self, raw: bytes, shape: type[T], what: str) -> Answer[T]:
-        """Parse JSON text into a model; Unknown names the first mismatch."""
+        """Parse JSON text into a model. If it does not fit, return Unknown with the first mismatch."""
         try:
             return Known(_adapter(cast("Any", shape)).validate_json(raw))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = line(".".join(str(part) for part in first["loc"]), 80)
             return Unknown(
-                f"{self.api.platform} answered {what} in an unexpected shape: {where or 'body'}: {first['type']}"
+                f"{self.api.platform} returned an unexpected reply to {what}: {where or 'body'}: {first['type']}"
             )
 
     def digest(self, salt: str) -> str:
@@ -229,13 +230,13 @@ class ApiClient:
             raise AuthFailed(f"{platform} refused the key{detail}", f"Check {self.api.key_variable} and its scopes.")
         if status == 429:
             wait = "" if reply.after_s is None else f" and asks to wait {reply.after_s:g} s"
-            raise RateLimited(f"{platform} had too many requests{wait}{detail}", "Wait, then retry.", reply.after_s)
+            raise RateLimited(f"{platform} got too many requests{wait}{detail}", "Wait, then retry.", reply.after_s)
         if status == 402:
             raise BadRequest(f"{platform} refused: the account has no credit{detail}", "Add credit to the account.")
         if status in {400, 422}:
             raise BadRequest(f"{platform} refused the request{detail}")
         if status == 409:
-            raise Conflict(f"{platform} refused: not allowed in the current state{detail}", "Check its state.")
+            raise Conflict(f"{platform} does not allow this in the current state{detail}", "Check its state.")
 
     @staticmethod
     def _short_wait(reply: ApiResponse | Unknown) -> bool:
@@ -252,7 +253,7 @@ class ApiClient:
         self._next = slot + self.api.pace_s
         if slot > now:
             await self.clock.sleep(slot - now)
-        silence = Unknown(f"{self.api.platform} did not answer {method} {path}")
+        silence = Unknown(f"{self.api.platform} did not respond to {method} {path}")
         try:
             with anyio.fail_after(REPLY_S):
                 async with self._client() as client:
@@ -329,7 +330,7 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
 
 def odd_instance(ident: str, token: str, platform: str) -> Instance:
     """Return an UNCLEAR instance for a row with a readable id and name only. It may run, so it counts as billing."""
-    why = f"{platform} lists it, but the rest of its row could not be read"
+    why = f"{platform} lists it, but the other fields of its row could not be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)
 
 

@@ -9,7 +9,7 @@ from gpuwarden.providers._rented import positive_price
 
 
 class Prices(ResponseModel):
-    """The price of a whole offer, in dollars an hour."""
+    """The price of a complete offer, in dollars an hour."""
 
     onDemand: float | None = None  # noqa: N815
     communityPrice: float | None = None  # noqa: N815
@@ -27,7 +27,7 @@ class Choice(ResponseModel):
     defaultIncludedInPrice: bool | None = None  # noqa: N815
 
     def amount(self, wanted: int | None) -> int | None:
-        """Return the amount to order; None leaves it to the offer. Raises ValueError if the offer has less."""
+        """Return the amount to order; with None, the offer decides. Raises ValueError if the offer has less."""
         if self.minCount is None or self.maxCount is None:  # nothing to choose
             if wanted is not None and self.defaultCount is not None and self.defaultCount < wanted:
                 raise ValueError("the offer has less")

@@ -49,7 +49,7 @@ class Rented:
         self.env = os.environ if env is None else env
         self.client = ApiClient(self.api, clock, self.env)
         self._accounts: dict[str, str] = {}
-        """The account's id by a digest of its key. A key belongs to one account for its whole life."""
+        """Account ids by the digest of their key. A key never moves to another account."""
 
     # ------------------------------------------------------------------------------------------------- the account
 
@@ -60,7 +60,7 @@ class Rented:
     async def account_id(self) -> Answer[str]:
         """Return the account of the key in use; the platform is asked once per key.
 
-        At any other address than the platform's own, the address is part of the account's name, since a server there
+        If the API address is not the platform's own, it is part of the account's name, because a server at that address
         could report any account.
         """
         key = self.key_digest(self.name)
@@ -125,8 +125,8 @@ class Rented:
     ) -> Answer[tuple[Instance, ...]]:
         """Parse a list row by row, so that an invalid row hides no other instance.
 
-        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without them
-        could be any instance, so the full list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row without id
+        and name could be any instance, so the full list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -165,7 +165,7 @@ class Rented:
             return [self.finding(severity, error.message, error.next_steps)]
 
     async def check_account(self) -> Findings:
-        """Return the platform's own findings, besides those on the key."""
+        """Return the platform's own findings, in addition to those on the key."""
         return []
 
     def finding(self, severity: Severity, message: str, fix: Hint = "") -> Finding:
@@ -234,7 +234,7 @@ async def agreed_gone(
 ) -> Answer[Instance | None]:
     """Return None if the list can be read and lacks the instance too; else the instance as listed.
 
-    `said` is the reply for the single instance. A single 404 may be stray, and a retired API address answers 404 for
+    `said` is the reply for the single instance. A single 404 may be wrong, and a retired API address returns 404 for
     every instance.
     """
     try:

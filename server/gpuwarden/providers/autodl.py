@@ -6,8 +6,8 @@
 | `AUTODL_IMAGE` | uuid of the image of new instances |
 | `AUTODL_CNY_PER_USD` | yuan per dollar; without it prices are unknown, since AutoDL reports yuan |
 
-The API does not report the account: a replaced token counts as another account's until it is confirmed that it can
-access the instance.
+The API does not report the account. After the token was replaced, the new token counts as that of another account until
+a request confirms that it can access the instance.
 
 The API reports prices only for rented instances, so a price cap can't be enforced. The GPU is one of `SPECS`, or
 AutoDL's own id of a GPU type. An instance must be stopped before it can be released.
@@ -81,7 +81,7 @@ STATES: Final[dict[str, tuple[InstanceState, bool | None]]] = {
 
 
 class _Envelope(ResponseModel, Generic[D]):
-    """The envelope of every reply; any other code is a failure, regardless of the status."""
+    """The envelope of every successful reply. Any code except Success is a failure, regardless of the status."""
 
     code: Literal["Success"]
     data: D
@@ -122,15 +122,15 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         return None
     detail = f"({code}: {said})"
     if code == "RecordNotFoundError":
-        return NotFound(f"AutoDL does not have it {detail}")
+        return NotFound(f"AutoDL did not find the requested object {detail}")
     if code == "TORealName":
         return AuthFailed(f"AutoDL serves verified accounts only {detail}", "Verify the account in AutoDL's console.")
     if re.search(r"auth|token|login", code, re.IGNORECASE) or "登录" in text:
         return AuthFailed(f"AutoDL refused the token {detail}", "Check AUTODL_TOKEN.")
     if "频繁" in text or reply.status == 429:
-        return RateLimited(f"AutoDL had too many requests {detail}", "Wait, then retry.", reply.after_s)
+        return RateLimited(f"AutoDL got too many requests {detail}", "Wait, then retry.", reply.after_s)
     if "库存" in text:
-        return NoCapacity(f"AutoDL has no capacity for it now {detail}", "Try another GPU, or later.")
+        return NoCapacity(f"AutoDL has no free capacity now {detail}", "Try another GPU, or later.")
     if "余额" in text:
         return BadRequest(f"AutoDL refused: the account has no credit {detail}", "Add credit to the account.")
     if "关机" in text:
@@ -253,7 +253,7 @@ class AutoDL(Rented):
         return Known(tuple(self._view(row) for row in found.values()))
 
     async def balance(self) -> Answer[Balance]:
-        """Return the cash of the wallet in dollars, or in yuan without a rate. Vouchers are excluded: not all apply."""
+        """Return the cash balance in dollars, or in yuan if no rate is set. Vouchers are excluded: not all apply."""
         answer = await self._wallet()
         if isinstance(answer, Unknown):
             return answer

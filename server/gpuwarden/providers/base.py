@@ -2,7 +2,7 @@
 
 A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
 environment variables with the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands of the platform's own
-tools that end machines, which the guard of an agent's shell checks.
+tools that end machines. The guard of an agent's shell checks these commands.
 
 Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
 have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
@@ -30,11 +30,11 @@ from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
-"""Minimum length of a key. Shorter strings are not keys, and would match everywhere."""
+"""Minimum length of a key. Shorter strings can't be keys, and would match in any text."""
 
 
 class Provider(Protocol):
-    """Rents and releases instances of one platform."""
+    """A provider rents and releases instances of one platform."""
 
     name: str
     profile: Profile
@@ -169,7 +169,7 @@ def account_key_values(env: Mapping[str, str]) -> dict[str, str]:
     """Return this process's account keys by source: an environment variable, or a file named by such a variable."""
     found = {}
     for name in account_keys():
-        found[name] = given = env.get(name, "").strip()  # a user may put the key itself here
+        found[name] = given = env.get(name, "").strip()  # a user may have put the key itself into this variable
         if name.endswith("_FILE") and given:
             found[f"the file of {name}"] = text_of_key_file(given)
     return {where: value for where, value in found.items() if len(value) >= LEAST_KEY}

@@ -138,7 +138,7 @@ class DstackProvider(ReservingProvider):
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Make a reservation. No run exists and no cost arises yet."""
+        """Make a reservation. No run exists yet, and nothing is billed."""
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
@@ -157,7 +157,7 @@ class DstackProvider(ReservingProvider):
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
         """Return the machine of a reservation's run. If it is gone, return it with its cost, or None."""
         try:
-            at = self._read(id).get("at")  # without a date, as for another machine's, every page is read
+            at = self._read(id).get("at")  # without a date, such as for another machine's run, read every page
             since = at - SKEW_S if at else None
             runs = [
                 r for r in await self._server.runs(self._project, active=False, since=since) if r.tags.get(LEASE) == id
@@ -235,7 +235,7 @@ class DstackProvider(ReservingProvider):
                 why=f"machine {where}: {one.status}",
             )
         for gateway in gateways:
-            why = f"the dstack gateway {line(gateway.name, 60)} is {line(gateway.status, 20)}; billed without a run"
+            why = f"the dstack gateway {line(gateway.name, 60)} is {line(gateway.status, 20)}; billed even when idle"
             found[gateway.id] = Instance(id=gateway.id, state=InstanceState.RUNNING, why=why)
         return Known(tuple(found.values()))
 

@@ -31,7 +31,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
     return HfJobsProvider(profile, state, clock)
 
 
-ACCOUNT_KEYS: Final = ()  # jobs also get the Hub token: they read and push with it
+ACCOUNT_KEYS: Final = ()  # the Hub token is not an account key: jobs get it too, to read and push
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "hf": (
@@ -101,7 +101,7 @@ class HfJobsProvider(ReservingProvider):
         return Known(jobs.quote(self.profile.id, flavor, known, self._clock.now()))
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Make a reservation. No job runs and no cost arises yet."""
+        """Make a reservation. No job runs yet, and nothing is billed."""
         with nothing_sent():
             if resources.durable_storage:
                 raise NotSupported(
@@ -115,7 +115,7 @@ class HfJobsProvider(ReservingProvider):
         return Known(self._reserved(token))
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the job of a reservation; None if it ended, or if the reservation ended without a job."""
+        """Return the job of a reservation; None if the job ended, or if the reservation ended without a job."""
         try:
             async with self._hub() as hub:
                 found = await jobs.listed(hub, await self._owner(hub, id), {jobs.LEASE: id})

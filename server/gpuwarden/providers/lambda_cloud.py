@@ -155,9 +155,9 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code = reply.text("error.code")
     if 400 <= reply.status < 500:
         if code == "instance-operations/launch/insufficient-capacity":
-            return NoCapacity(f"Lambda has no capacity for it now ({said})", "Try another region or type, or later.")
+            return NoCapacity(f"Lambda has no free capacity now ({said})", "Try another region or type, or later.")
         if code == "global/object-does-not-exist":
-            return NotFound(f"Lambda does not have it: {said}")
+            return NotFound(f"Lambda did not find the requested object: {said}")
     return None
 
 

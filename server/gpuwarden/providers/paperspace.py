@@ -110,7 +110,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""The API description returns a machine; the service sometimes wraps it together with the event that changes it."""
+"""The API description has a machine as the reply; the service sometimes wraps it with the event that changes it."""
 
 
 class _Team(ResponseModel):
@@ -132,10 +132,10 @@ class _Deleted(ResponseModel):
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     code, text = reply.text("code").upper(), reply.text("message", "error").casefold()
     if reply.status == 404 and (code == "NOT_FOUND" or "not found" in text):
-        return NotFound(f"Paperspace does not have it: {said}")
+        return NotFound(f"Paperspace did not find the requested object: {said}")
     if 400 <= reply.status < 500 and ("out of capacity" in text or code == "OUT_OF_CAPACITY"):
         return NoCapacity(
-            f"Paperspace has no capacity for it now ({said})", "Try another machine type or region, or later."
+            f"Paperspace has no free capacity now ({said})", "Try another machine type or region, or later."
         )
     return None
 
@@ -231,7 +231,7 @@ class Paperspace(Rented):
         return Known(tuple(self._view(m) for m in answer.value))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a machine that is off; a dynamic address changes."""
+        """Start a machine that is off; its address changes if it is dynamic."""
         return await self._patch(id, "start")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002

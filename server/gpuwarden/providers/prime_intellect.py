@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: Instances read and write, the rest read |
+| `PRIME_API_KEY`, `PRIME_API_KEY_FILE` | a user's key; scope: Instances read and write, all others read |
 | `PRIME_TEAM_ID` | the team that owns new Pods and pays for them; default: the user's own account |
 | `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
@@ -132,13 +132,13 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
-    """Map refusals. An unknown path returns just "Not Found"; a missing Pod, a longer sentence."""
+    """Map refusals. An unknown path returns only "Not Found"; a missing Pod returns a longer sentence."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
-        return NotFound(f"Prime Intellect does not have it: {said}")
+        return NotFound(f"Prime Intellect did not find the requested object: {said}")
     if reply.status in {400, 409, 422} and re.search(
         r"capacity|out of stock|unavailable|no longer available", said, re.IGNORECASE
     ):
-        return NoCapacity(f"Prime Intellect has no capacity for it now ({said})", "Try another GPU, or later.")
+        return NoCapacity(f"Prime Intellect has no free capacity now ({said})", "Try another GPU, or later.")
     return None
 
 
@@ -233,7 +233,7 @@ class PrimeIntellect(Rented):
         return answer if isinstance(answer, Unknown) else Known(self._view(answer.value))
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one Pod. Its status UNKNOWN makes the answer Unknown."""
+        """Return one Pod. If its status is UNKNOWN, the answer is Unknown."""
         answer = await self.client.ask("GET", f"/pods/{id}", _Pod)
         if isinstance(answer, Unknown):
             return answer
@@ -364,7 +364,7 @@ class PrimeIntellect(Rented):
             why += f", installation {pod.installationStatus}"
         failed = state is _S.RUNNING and pod.installationFailure
         if state is _S.STOPPED and pod.stoppedPriceHr is None:
-            meter, why = True, f"{why}; it has no price for the stopped state, so the full price is billed"
+            meter, why = True, f"{why}; the Pod has no price for the stopped state, so the full price is billed"
         return Instance(
             id=pod.id,
             token=self.token_in(pod.name),
@@ -410,7 +410,7 @@ class PrimeIntellect(Rented):
                             state=_S.GONE,
                             meter=False,
                             cost_usd=past.totalBilledPrice,
-                            why="Prime Intellect lists only its bill",
+                            why="Prime Intellect has only its bill",
                         )
         except WardenError:
             return None

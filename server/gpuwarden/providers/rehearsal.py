@@ -1,4 +1,4 @@
-"""Provider `rehearsal`: instances of a simulated cloud on this machine that follows a given profile."""
+"""Provider `rehearsal`: instances of a cloud that is simulated on this machine according to a profile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RehearsalProvider:
 
     name = "rehearsal"
     wishes = frozenset({"image", "region"})
-    """A simulated machine has neither; they are accepted so that a job with them can be rehearsed."""
+    """A simulated machine has neither image nor region; accepted so that a job with these options can be rehearsed."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -40,7 +40,7 @@ class RehearsalProvider:
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
-        """Raise NotSupported: a simulated cloud has no account besides its nonce."""
+        """Raise NotSupported: a simulated cloud has no account, only a nonce."""
         raise NotSupported("a simulated cloud names no account")
 
     async def check(self) -> list[Finding]:
@@ -60,11 +60,11 @@ class RehearsalProvider:
         return await to_thread.run_sync(self.cloud.find, token)
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance: with its final bill if it is gone, None if it vanished."""
+        """Return one instance, with its final bill if it is gone; None if the cloud does not know it."""
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
-        there = await agreed_gone(id, self.list, "the simulated cloud does not have it")
+        there = await agreed_gone(id, self.list, "the simulated cloud has no such instance")
         return there if isinstance(there, Unknown) or there.value else answer
 
     async def list(self) -> Answer[tuple[Instance, ...]]:
@@ -90,7 +90,7 @@ class RehearsalProvider:
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
     """Return the provider for one profile; the cloud's files in `state/<profile id>` are kept."""
-    # A supervisor process uses this machine's time; with any other clock, changes happen on the next poll.
-    from gpuwarden.rehearsal.cloud import Cloud  # this file is loaded whenever the providers' keys are read
+    # On the system clock, a supervisor process applies changes in time; on any other clock, the next poll does.
+    from gpuwarden.rehearsal.cloud import Cloud  # a late import: this module is loaded to read key names
 
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

@@ -2,7 +2,7 @@
 
 | variable | meaning |
 |---|---|
-| `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, the rest read |
+| `RUNPOD_API_KEY`, `RUNPOD_API_KEY_FILE` | the account's key; scope: Pods read and write, all others read |
 | `RUNPOD_IMAGE` | the container image of new Pods; one that starts sshd |
 | `RUNPOD_NETWORK_VOLUME` | id or name of the network volume for durable storage; default: the one named gpuwarden |
 | `RUNPOD_CLOUD` | SECURE, RunPod's own data centers (default), or COMMUNITY, third-party machines |
@@ -169,7 +169,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A reply of GraphQL. An error in it invalidates the rest, regardless of the status."""
+    """A reply of GraphQL. An error in it invalidates all other fields, regardless of the status."""
 
     data: _Account
     errors: None = None
@@ -201,7 +201,7 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
         and body.get("status") == 404
         and isinstance(body.get("title"), str)
     ):
-        return NotFound(f"RunPod does not have it: {said}")
+        return NotFound(f"RunPod did not find the requested object: {said}")
     return None
 
 
@@ -225,7 +225,7 @@ class RunPod(Rented):
         self.graph = ApiClient(self.api, clock, self.env)
         self.graph.url = self.client.url.removesuffix("/v2")
         self._left: dict[str, tuple[str, int]] = {}
-        """The SSH address of a Pod before this process stopped it: the first reply after a start repeats it."""
+        """The SSH address of a Pod before this process stopped it; the first replies after a restart repeat it."""
 
     async def check_account(self) -> Findings:
         """Return an error finding if no public SSH key exists: a Pod without one is unreachable."""
@@ -441,7 +441,7 @@ class RunPod(Rented):
         )
 
     def _stale(self, pod: _Pod) -> bool:
-        """Return whether the address is from before a restart: the port changes, but first replies repeat it."""
+        """Return whether the address is outdated: a restart changes the port, but first replies repeat the old one."""
         direct, runtime = pod.ssh.direct, pod.runtime
         if direct is None or runtime is None:
             return True
@@ -450,7 +450,7 @@ class RunPod(Rented):
             return True
         ran = self.clock.now() - (epoch(pod.startedAt) or 0.0)
         if runtime.uptime is not None and runtime.uptime > ran + 60:
-            return True  # the uptime counts from an earlier start
+            return True  # the uptime is counted from an earlier start
         if self._left.get(pod.id) == (direct.host, direct.port) and ran < self.settle_s:
             return True
         self._left.pop(pod.id, None)
@@ -465,7 +465,7 @@ class RunPod(Rented):
         if isinstance(answer, Unknown) or not answer.value.metadata.recordCount:
             return None
         cost = answer.value.metadata.totals.totalAmount
-        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod lists only its bill")
+        return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=cost, why="RunPod has only its bill")
 
 
 def _price(kind: _GpuType, resources: Resources, cloud: Cloud) -> float | None:

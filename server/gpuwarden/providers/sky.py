@@ -74,7 +74,7 @@ WITNESSES: Final = {
     "runpod": "runpod",
     "vast": "vastai",
 }
-"""The platform that gpuwarden can query directly, by SkyPilot's name of the cloud."""
+"""The platforms that gpuwarden can query directly, by SkyPilot's names of the clouds."""
 CONTROLLER: Final = "SkyPilot's own controller machine: it is billed until you end it with `sky down`"
 
 ACCOUNT_KEYS: Final = ("SKYPILOT_SERVICE_ACCOUNT_TOKEN",)
@@ -203,7 +203,7 @@ class SkyProvider:
         if found is not None:
             return Known(found)
         switch = "stops itself" if launched.idle_minutes else "does not stop itself: its cloud does not support that"
-        return Known(self._booting(token, f"launch requested from SkyPilot; it {switch}"))
+        return Known(self._booting(token, f"launch requested from SkyPilot; the cluster {switch}"))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
         """Return the cluster named by the token, or its pending launch."""
@@ -279,7 +279,7 @@ class SkyProvider:
         costs = await self._sky.ask(list[Cost], "cost", names=[ident])
         ours = [c for c in costs if kept.get("hash") in (None, c.hash)]
         if any(c.live for c in ours):
-            return Unknown(f"SkyPilot does not list {ident}, but its cost report lists it as running")
+            return Unknown(f"SkyPilot does not list {ident}, but SkyPilot's cost report lists it as running")
         if kept.get("hash") and not ours:
             return Unknown(f"SkyPilot no longer lists {ident}, and its cost report lacks it")
         if doubt := await self._witness(kept):
@@ -351,6 +351,6 @@ def _managed_machine(job: ManagedJob) -> Instance:
     state, meter = MANAGED.get(job.status, (_S.UNCLEAR, None))
     why = (
         f"SkyPilot's managed job {line(job.name, 80)}, {line(job.status, 20)}, recovered {job.recoveries} times: "
-        f"it is billed until it ends, and a lost machine is replaced by a new one; `sky jobs cancel {job.id}` ends it"
+        f"it is billed until it ends, and SkyPilot replaces a lost machine; `sky jobs cancel {job.id}` ends it"
     )
     return Instance(id=f"jobs/{job.id}", state=state, meter=meter, created_at=job.submitted_at, why=why)

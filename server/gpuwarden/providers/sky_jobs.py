@@ -33,8 +33,8 @@ from gpuwarden.remote.sky.rows import Clusters, Cost, Done, ManagedJob, ManagedQ
 
 SHELL_GUARD: Final = ShellGuard(ends={"sky": ("jobs cancel",)}, servers=("skypilot", "sky"), key_variables=ACCOUNT_KEYS)
 CONTROLLER: Final = (
-    "the jobs controller is billed in addition: the first managed job starts its machine, which idles after the last, "
-    "unless SkyPilot's API server is the controller itself (jobs.controller.consolidation_mode)"
+    "the jobs controller is billed in addition: the first managed job starts its machine, which stays on after the "
+    "last job, unless SkyPilot's API server is the controller itself (jobs.controller.consolidation_mode)"
 )
 
 
@@ -44,7 +44,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyJobsProvider:
 
 
 class SkyJobsProvider(ReservingProvider, SkyProvider):
-    """The provider of reservations and their managed jobs. Account, price and check are those of clusters."""
+    """The provider of reservations and their managed jobs. Account, price and check are the same as for clusters."""
 
     name = "sky_jobs"
 
@@ -52,7 +52,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         SkyProvider.__init__(self, profile, state, clock, env)
 
     async def check(self) -> list[Finding]:
-        """Return findings on the API server and its access to this infrastructure, and that a controller is billed."""
+        """Return findings on the API server and its access to this infrastructure, and on billed controllers."""
         found = await super().check()
         return [*found, Finding(rule="sky", severity=Severity.INFO, message=CONTROLLER)]
 
@@ -63,11 +63,11 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             return found
         plan = found.value.note.partition(";")[0]
         return Known(
-            found.value.model_copy(update={"note": f"{plan}; its machine ends with the job, and {CONTROLLER}"})
+            found.value.model_copy(update={"note": f"{plan}; its machine is terminated with the job, and {CONTROLLER}"})
         )
 
     async def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Make a reservation. No job runs and no cost arises yet."""
+        """Make a reservation. No job runs yet, and nothing is billed."""
         with nothing_sent():
             task(self.infra, resources)
             cluster_name(token)
@@ -104,7 +104,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             return Unknown(error.message)
 
     async def _ended(self, id: str, ours: list[ManagedJob]) -> Answer[Instance | None]:  # noqa: A002
-        """Return the final state of jobs that the controller has finished; without a job, the reservation or None."""
+        """Return the final state of finished jobs; if there is no job, return the reservation or None."""
         if not ours:
             waits = self._has(id) and not self._read(id).get("ended")
             return Known(self._reserved(id) if waits else None)
@@ -176,7 +176,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
         return await self._sky.ask(ManagedQueue, "managed", match=stem, finished=True)
 
     def _note(self, id: str, **seen: int | bool) -> None:  # noqa: A002
-        """Record facts about a reservation's job, so that a job missing later differs from one that never existed."""
+        """Record facts about a reservation's job, to distinguish a job that disappears from one that never existed."""
         noted = self._read(id)
         if noted and noted | seen != noted:
             self._write(id, noted | seen)

@@ -44,18 +44,18 @@ DEFAULT_IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GB: Final = 50
 OFFERS: Final = 3000
 TRIES: Final = 3
-"""Number of offers to try, from the cheapest up, because offers are taken quickly."""
+"""Number of offers to try, the cheapest first, because other customers take offers quickly."""
 BILL_DAYS: Final = 60
 HEADROOM: Final = 1.2
 """Ratio of a bid to the minimum that wins. The bid is the hourly price."""
 MOST_BID: Final = 1.5
-"""Ratio of a quote to the minimum bid: an outbid instance is bid for again within the quoted price."""
+"""Ratio of a quote to the minimum bid. The bid of an outbid instance is raised only up to the quoted price."""
 ON_START: Final = "touch ~/.no_auto_tmux"
-"""Without this file, every login starts tmux, and so would every command."""
+"""Without this file, every login and every command would start tmux."""
 
 
 Contract = Annotated[int, Field(ge=0)]
-"""An instance's id. `_is_id` accepts all of them: an id that can't be looked up must not count as gone."""
+"""An instance's id. `_is_id` accepts every such id: one that can't be looked up must not count as gone."""
 
 
 class _Instance(ResponseModel):
@@ -161,12 +161,12 @@ def _refusal(reply: ApiResponse, said: str) -> WardenError | None:
     if reply.status == 429 and reply.after_s is None:
         threshold = re.search(r"threshold=(\d+(?:\.\d+)?)", text)
         after = float(threshold[1]) if threshold else None
-        return RateLimited(f"Vast.ai had too many requests ({said})", "Wait, then retry.", after)
+        return RateLimited(f"Vast.ai got too many requests ({said})", "Wait, then retry.", after)
     if reply.status in {200, 400, 404, 410} and "no_such_ask" in {code, *re.findall(r"no_such_ask", text)}:
         hint = "Submit the job again for the current offers, or choose another GPU or platform."
-        return NoCapacity(f"the offer of Vast.ai is gone ({said})", hint)
+        return NoCapacity(f"the Vast.ai offer is no longer available ({said})", hint)
     if reply.status == 404 and code in {"not_found", "no_such_instance"}:
-        return NotFound(f"Vast.ai does not have it: {said}")
+        return NotFound(f"Vast.ai did not find the requested object: {said}")
     return None
 
 
@@ -190,7 +190,7 @@ class Vast(Rented):
         super().__init__(profile, clock, env)
         self._gpu_names: tuple[str, ...] = ()
         self._stopped: set[str] = set()
-        """Instances that this process stopped; an outbid one looks the same."""
+        """Instances that this process stopped; an outbid instance looks the same."""
 
     async def check_account(self) -> Findings:
         """Return an error finding if neither this machine nor the account has a public SSH key.
@@ -482,7 +482,7 @@ class Vast(Rented):
             return None
         if not found:
             return None
-        why = "Vast.ai lists only its charges"
+        why = "Vast.ai has only its charges"
         return Instance(id=id, token=token, state=_S.GONE, meter=False, cost_usd=total, why=why)
 
 

@@ -1,1 +1,1 @@
-"""The rehearsal: a simulated metered cloud on this machine. Real processes, real files, simulated money."""
+"""The rehearsal: a simulated metered cloud on this machine, with real processes, real files and simulated money."""

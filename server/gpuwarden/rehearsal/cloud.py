@@ -1,16 +1,16 @@
 """Simulate a metered cloud on this machine.
 
-A rented GPU's effects on processes and files are real, but the money is not.
+What happens to the processes and files of a rented machine is real, but the money is not.
 
-The cloud follows one profile's front matter: its verbs, the data that survives them, when the meter stops, how an
-interruption happens. Time advances on access: every call first applies the transitions that are due (`tick`), and a
-supervisor process (`supervisor.py`) polls, so that they happen without other callers.
+The cloud behaves as one profile's front matter describes: its verbs, the data that survives them, when the meter stops,
+and how an interruption happens. Time advances on access: every call first applies the transitions that are due
+(`tick`). A supervisor process (`supervisor.py`) polls, so that transitions also happen without other callers.
 
-A change is committed by one rename together with its side effects, which are then carried out; after a crash the next
-caller completes them.
+A change and the list of its side effects are committed together by one rename. The side effects are then carried out;
+after a crash, the next caller completes them.
 
-This is not a chroot. `Place.root` is prepended to the paths that gpuwarden itself uses, but a script that reads or
-writes an absolute path accesses this machine. Rehearse only scripts that you would run here anyway.
+This is not a chroot. `Place.root` is prepended to the paths that gpuwarden itself uses, but a script that uses an
+absolute path accesses this machine's own files. Rehearse only scripts that you would run here anyway.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Session:
 class Cloud:
     """One simulated account on one platform. Calls block for milliseconds; use them from a thread in async code.
 
-    `settings` and `faults` replace those in the folder; None keeps them. With `supervise`, a cloud that can change
-    without a call has a supervisor process. Without `make`, a missing folder raises Unreachable.
+    `settings` and `faults` replace those in the folder; None keeps them. With `supervise`, a supervisor process runs
+    while the cloud can change without a call. Without `make`, a missing folder raises Unreachable.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Cloud:
         self.configure(settings, faults, make=make)
 
     def configure(self, settings: Settings | None = None, faults: Faults | None = None, *, make: bool = False) -> None:
-        """Change settings or faults. New faults count calls and instances from now on."""
+        """Change settings or faults. For new faults, calls and instances are counted from this moment."""
         with self.store.lock(make=make):
             old = self.store.config() or Config(profile=self.profile)
             new = Config(profile=self.profile, settings=settings or old.settings, faults=faults or old.faults)
             if new != self.store.config():
                 self.store.save(new)
-            if faults is not None or not self.store.begun:  # the nonce never changes after this
+            if faults is not None or not self.store.begun:  # saving the state fixes the nonce
                 state = self.store.state()
                 state.calls = {}
                 self.store.save(state)
@@ -136,7 +136,7 @@ class Cloud:
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)
-            with nothing_sent():  # as if the search before the order found none
+            with nothing_sent():  # as if the search for an offer, before the order, had found nothing
                 self._refuse(s, resources, usd)
             number = s.state.calls.get("instances", 0) + 1
             s.state.calls["instances"] = number
@@ -164,11 +164,11 @@ class Cloud:
         return self._call("find", lambda s: tuple(self._listed(s, token)))
 
     def list(self) -> Answer[tuple[Instance, ...]]:
-        """Return every instance that is not gone."""
+        """Return every instance that the platform lists."""
         return self._call("list", lambda s: tuple(self._listed(s)))
 
     def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance: a gone one with its final bill, None for one that vanished or never existed."""
+        """Return one instance: with its final bill after it has ended, None if it vanished or never existed."""
 
         def look(s: Session) -> Instance | None:
             record = s.state.records.get(id)
@@ -211,7 +211,7 @@ class Cloud:
         def act(s: Session) -> None:
             facts = self.profile.unattended
             if facts is None or facts.self_stop is not True:
-                raise NotSupported(f"no machine of {self._platform} is known to be able to stop itself")
+                raise NotSupported(f"no machine of {self._platform} is known to have a way to stop itself")
             record = self._known(s, id)
             if record.state is _S.RUNNING:
                 s.state.records[id] = s.engine.stop(record, s.now, by_itself=True)
@@ -219,7 +219,7 @@ class Cloud:
         return self._call("self_stop", act)
 
     def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request the end of an instance. No effect on one that is gone."""
+        """Terminate an instance. There is no effect if it has already ended."""
 
         def act(s: Session) -> None:
             verbs, record = self.profile.verbs, s.state.records.get(id)
@@ -229,7 +229,7 @@ class Cloud:
                 return
             if verbs.terminate_needs_stop and record.state not in {_S.STOPPED, _S.INTERRUPTED, _S.FAILED}:
                 raise Conflict(
-                    f"instance {id} is {record.state}; {self._platform} ends only stopped instances", "Stop it."
+                    f"instance {id} is {record.state}; {self._platform} terminates only stopped instances", "Stop it."
                 )
             s.state.records[id] = s.engine.terminate(record, s.now)
 
@@ -238,9 +238,10 @@ class Cloud:
     # ------------------------------------------------------------------------------------------- for tests and demos
 
     def tick(self) -> float | None:
-        """Advance time. Return the seconds until the next due change; None if nothing can change without a call.
+        """Advance time. Return the seconds until the next scheduled change; None if nothing can change without a call.
 
-        A running job's files can also change it at any time. Return `inf` if nothing else can.
+        The files of a running job can change an instance's state at any time. Return `inf` if there is no other
+        possible change.
         """
         with self._session(counts=False) as s:
             self._tick(s)
@@ -278,7 +279,7 @@ class Cloud:
     def inject(self, id: str, fault: Fault) -> None:  # noqa: A002
         """Add a fault to an instance, effective from now on."""
         if fault.call is not None:
-            raise BadRequest(f"{fault.kind} belongs to a call; configure it with Faults")
+            raise BadRequest(f"{fault.kind} is a fault of a call; configure it with Faults")
         with self._session() as s:
             record = self._known(s, id)
             s.state.records[id] = meter.turn(self.profile, s.config.settings, s.engine.given(record, fault), s.now)
@@ -293,17 +294,18 @@ class Cloud:
 
     @contextmanager
     def submitting(self) -> Iterator[None]:
-        """Wrap a backend's submit, which bypasses this cloud: the request or the reply may be lost.
+        """Apply this cloud's faults to a backend's submit, which does not call the cloud: its request or its reply may
+        be lost.
 
         Raises Unreachable before or after the body, BadReply after it. The lock is not held while the body runs.
         """
         with self._session() as s:
             kinds = self._strikes(s, "submit")
         if "lost_request" in kinds:
-            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+            raise Unreachable("rehearsal: no reply to submit; the request or the reply was lost")
         yield
         if "lost_reply" in kinds:
-            raise Unreachable("rehearsal: no reply to submit; the request was lost or its reply")
+            raise Unreachable("rehearsal: no reply to submit; the request or the reply was lost")
         if "bad_reply" in kinds:
             raise BadReply("rehearsal: the reply to submit had an unexpected shape")
 
@@ -311,7 +313,7 @@ class Cloud:
 
     @property
     def _takes_end_date(self) -> bool:
-        """Return whether the platform accepts an end date, even if it does not act on it."""
+        """Return whether the platform accepts an end date, even if it ignores it."""
         return self.profile.unattended is not None and self.profile.unattended.end_date != "none"
 
     @property
@@ -324,9 +326,9 @@ class Cloud:
                 kinds = self._strikes(s, verb)
                 if 0 < s.config.settings.calls_per_minute < s.state.in_minute:
                     with nothing_sent():
-                        raise RateLimited(f"{self._platform} accepts no more calls now", after_s=60 - s.now % 60)
+                        raise RateLimited(f"{self._platform} allows no more calls now", after_s=60 - s.now % 60)
                 if "lost_request" in kinds:
-                    return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
+                    return Unknown(f"rehearsal: no reply to {verb}; the request or the reply was lost")
                 if "no_capacity" in kinds:
                     raise NoCapacity(f"{self._platform} has no machine of that kind now")
                 value = act(s)
@@ -337,7 +339,7 @@ class Cloud:
         if self.supervise and any(self._restless(record) for record in self.store.state().records.values()):
             processes.wake_supervisor(self.root)
         if "lost_reply" in kinds:
-            return Unknown(f"rehearsal: no reply to {verb}; the request was lost or its reply")
+            return Unknown(f"rehearsal: no reply to {verb}; the request or the reply was lost")
         if "bad_reply" in kinds:
             return Unknown(f"rehearsal: the reply to {verb} had an unexpected shape")
         if "false_refusal" in kinds:
@@ -346,9 +348,9 @@ class Cloud:
 
     @contextmanager
     def _session(self, *, counts: bool = True) -> Iterator[Session]:
-        """Lock the cloud, advance time, yield the state, commit its changes and carry them out.
+        """Lock the cloud, advance time, yield the state, and then commit its changes and carry them out.
 
-        A refused call is committed too, because it was counted and time has advanced.
+        The state is also committed after a refused call, because the call was counted and time has advanced.
         """
         with self.store.lock():
             state, config = self.store.state(), self.store.config() or Config(profile=self.profile)
@@ -384,7 +386,7 @@ class Cloud:
             raise NoCapacity(f"{self._platform} has rented out all {s.config.settings.capacity} machines")
 
     def _tick(self, s: Session, *, hold: bool = True) -> None:
-        """Complete open effects, apply due transitions, carry out their effects. Commit before acting."""
+        """Complete pending effects, apply due transitions and carry out their effects, each after its commit."""
         for id, before in list(s.state.records.items()):  # noqa: A001
             record = self._carry_out(before)
             record = s.engine.advance(record, s.now)
@@ -397,21 +399,24 @@ class Cloud:
                 s.state.records[id] = record
                 self.store.save(s.state)
         if hold:
-            # Kill processes started while the machine shut down: a machine that is off runs nothing.
+            # Kill processes that were started while the machine shut down, because a machine that is off runs no
+            # processes.
             off = {r.id for r in s.state.records.values() if r.state in _OFF}
             for id in processes.held(off):  # noqa: A001
                 processes.kill(id)
         disk.sweep(self.root)
 
     def _observe(self, s: Session, record: Record) -> Record:
-        """Update the record from the machine's files: a step reached, a job ended, a disk filled."""
+        """Update the record from the machine's files: the step that was reached, whether the jobs ended, and whether
+        the disk is full.
+        """
         if record.state != _S.RUNNING or record.pending:
             return record
         if s.config.settings.keeps_end_dates and record.ends_at is not None and s.now >= record.ends_at:
             return s.engine.stop(record.but(ends_at=None), s.now, by_itself=True)
         folder, shared = self._run_root(record), self._shares_run_root(record)
         if any(f.step is not None for f in record.faults):
-            # On a volume, only runs of this instance's own processes count.
+            # A volume may contain runs of other instances, so only runs of this instance's processes count.
             pids = {p.pid for p in processes.of(record.id)} if shared else None
             record = s.engine.strike(record, s.now, runs.step(folder, pids))
         lost_at_end = self.profile.kind == "serverless" or any(
@@ -432,7 +437,7 @@ class Cloud:
         return record
 
     def _carry_out(self, record: Record) -> Record:
-        """Carry out pending effects in order. Every effect may have been carried out before."""
+        """Carry out pending effects in order. An effect may have been carried out before."""
         files = self._disk(record)
         for effect in record.pending:
             match effect.split(":"):
@@ -456,7 +461,7 @@ class Cloud:
 
     @staticmethod
     def _due(record: Record) -> float:
-        """Return the time of the next known change of an instance; 0 if it waits for a step."""
+        """Return the time of the next known change of an instance; 0 if a fault waits for a training step."""
         if record.pending or any(fault.step is not None for fault in record.faults):
             return 0.0
         return math.inf if record.due is None else record.due
@@ -477,7 +482,9 @@ class Cloud:
         return bool(inside) and disk.shared(inside[-1])
 
     def _named(self, record: Record) -> Iterator[tuple[int, str, str]]:
-        """Return the processes named in run folders; none on a volume, since they may belong to another instance."""
+        """Return the processes that the run folders name; none if these are on a volume, because the processes may
+        belong to another instance.
+        """
         return iter(()) if self._shares_run_root(record) else runs.processes(self._run_root(record))
 
     def _known(self, s: Session, id: str) -> Record:  # noqa: A002
@@ -503,7 +510,7 @@ class Cloud:
             yield self._view(s, record)
 
     def _view(self, s: Session, record: Record) -> Instance:
-        """Return the provider's answer about a record."""
+        """Return the instance that the provider reports for a record."""
         if self._lags(s, record):
             record = record.but(state=_S.TERMINATING, why="terminate was requested")
         files = self._disk(record)
@@ -526,8 +533,8 @@ class Cloud:
             place=place if record.state == _S.RUNNING else None,
             meter=meter.computes(self.profile, record),
             price_usd_per_hour=record.usd_per_hour,
-            # Reported per hour of the clock, in step with the bill, so that a second poll can detect a stopped
-            # machine's bill.
+            # This is the rate per hour of the clock, as on the bill, so that a second poll can detect that a stopped
+            # machine is billed.
             stopped_usd_per_hour=record.residue_usd_per_hour * settings.time_scale if residue else 0.0,
             cost_usd=meter.cost(self.profile, settings, record, s.now),
             created_at=record.created_at,

@@ -1,16 +1,16 @@
-"""The provider's side of a simulated world, for evaluations and drills: the clouds' raw verbs, their bills, and a Hub.
+"""The provider's side of a simulated world, for evaluations and drills: the verbs and bills of its clouds, and a Hub.
 
-It reads and writes one JSON object a line. Like a provider's command line it has no gate, and it reports the true
-state. It can't reach a real account, because it is only given rehearsal clouds.
+It reads and writes one JSON object per line. Like a provider's command line, it has no gates, and it reports the true
+state. It can't access a real account, because all of its clouds are rehearsal clouds.
 
     {"do": "configure", "platform": P, "settings": {...}, "faults": [...]}
     {"do": "create", "platform": P, "label": L, "gpu": G, "interruptible": B, "durable": B}
     {"do": "list" | "quote", "platform": P}
     {"do": "get" | "start" | "stop" | "terminate" | "preempt", "platform": P, "id": I}
     {"do": "books", "platform": P}             every instance that ever existed, and its cost
-    {"do": "hub", "root": R, "repos": [...]}   serve a Hub; returns the environment to reach it
+    {"do": "hub", "root": R, "repos": [...]}   serve a Hub; returns the environment for its clients
     {"do": "ledger"}                           the server's ledger, as `gpuwarden history --json` prints it
-    {"do": "halt", "platform": P}              end every process of every instance
+    {"do": "halt", "platform": P}              kill every process of every instance
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults, Settings
 
 Order = dict[str, Any]
-TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (opens nothing but the world's own Hub)
+TOKEN = "hf_worldworldworldworldworldworld0"  # noqa: S105  (valid only for the world's own Hub)
 
 
 class Console:
-    """One world. `cloud` returns the rehearsal cloud of a platform's name, `ledger` the server's events so far."""
+    """One world. `cloud` returns a platform's rehearsal cloud by name, and `ledger` returns the server's events so
+    far.
+    """
 
     def __init__(self, cloud: Callable[[str], Cloud], ledger: Callable[[], list[dict[str, Any]]]) -> None:
         self._cloud = cloud
@@ -42,7 +44,7 @@ class Console:
         self._open = ExitStack()
 
     def serve(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the answer to each line. The Hub, if requested, stops after the last line."""
+        """Yield the reply to each line. The Hub, if one was started, stops after the last line."""
         with self._open:
             for line in lines:
                 if not line.strip():

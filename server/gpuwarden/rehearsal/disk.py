@@ -1,13 +1,10 @@
 """Store the files of rehearsal instances in real folders, laid out according to the profile's tiers.
 
-```
-<root>/instances/<id>/fs/         while the machine is on: tiers at their mount paths
-<root>/instances/<id>/fs.off/     the same folder while it is off, so that it can't be read
-<root>/volumes/<tier>/            tiers that outlive terminate; linked into fs/ of every instance that has them
-<root>/trash/                     content to delete
-```
-A tier is wiped when its content is renamed into the trash, except the mount points of other tiers. Links made by a job
-are never followed: the link itself is removed, never its target.
+``` <root>/instances/<id>/fs/         while the machine is on: the tiers at their mount paths
+<root>/instances/<id>/fs.off/     the same folder while it is off, so that it can't be read <root>/volumes/<tier>/
+tiers that survive terminate; linked into fs/ of every instance that has them <root>/trash/                     content
+to delete ``` To wipe a tier, its content is moved to the trash, except the mount points of other tiers. Links that a
+job made are never followed: the link is removed, but not its target.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ class Disk:
         self.tiers = tiers
 
     def power_on(self) -> None:
-        """Make the machine's files reachable and mount missing tiers."""
+        """Make the machine's files accessible and mount missing tiers."""
         if self.off.exists():
-            trash(self.root, self.fs)  # written while the machine was off, so it must not exist
+            trash(self.root, self.fs)  # files that were written while the machine was off
             self.off.rename(self.fs)
         for tier in self.tiers:
             at = PurePosixPath(tier.path)
@@ -56,14 +53,14 @@ class Disk:
         _real_folder(self.root, self.fs, PurePosixPath(self.run_root), self._links())
 
     def power_off(self) -> None:
-        """Make the machine's files unreachable."""
+        """Make the machine's files inaccessible."""
         if self.off.exists():
             trash(self.root, self.fs)
         elif self.fs.exists():
             self.fs.rename(self.off)
 
     def wipe(self, event: Event) -> None:
-        """Delete the tiers that do not outlive `event`. An unknown lifetime counts as loss."""
+        """Delete the tiers that do not survive `event`, and those for which this is unknown."""
         base = self.off if self.off.exists() else self.fs
         own = {tier.path for tier in self.tiers}
         memory = [root.in_memory(at) for root in self.tiers if root.path == "/" for at in VOLATILE if at not in own]
@@ -84,7 +81,7 @@ class Disk:
         trash(self.root, self.home)
 
     def allow_runs(self, allowed: bool) -> None:
-        """Allow or forbid new run folders. This applies to ordinary users; root can always write."""
+        """Allow or forbid new run folders. This has no effect for root, which can always write."""
         folder = _inside(self.fs, self.run_root)
         if _plain(self.root, self.fs, folder):
             folder.chmod(0o755 if allowed else 0o555)
@@ -116,18 +113,20 @@ def run_root(profile: Profile) -> str:
 
 
 def mounted(profile: Profile, *, durable: bool, sometimes: bool) -> tuple[Tier, ...]:
-    """Return the tiers of an instance, outer mounts first. `sometimes`: whether optional tiers are present."""
+    """Return the tiers of an instance, outer mounts first. `sometimes`: whether tiers that exist only sometimes are
+    present.
+    """
     perhaps = tuple(t for t in profile.storage if sometimes and t.present == "sometimes")
     return tuple(sorted((*profile.tiers(requested=durable), *perhaps), key=lambda t: len(PurePosixPath(t.path).parts)))
 
 
 def shared(tier: Tier) -> bool:
-    """Return whether a tier is a volume of the account, not of the instance: it outlives terminate."""
+    """Return whether a tier is a volume of the account instead of the instance, so that it survives terminate."""
     return tier.survives.terminate is True and tier.path != "/"
 
 
 def trash(root: Path, path: Path) -> None:
-    """Remove a file, folder or link at once; `sweep` frees its space."""
+    """Remove a file, folder or link immediately; `sweep` frees its space later."""
     if not os.path.lexists(path):
         return
     can = root / "trash"
@@ -166,7 +165,9 @@ def _inside(base: Path, path: str) -> Path:
 
 
 def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, Path]) -> Path:
-    """Make `path` under `base` from real folders and the cloud's own links; trash anything in the way."""
+    """Create `path` under `base` from real folders and the cloud's own links. Anything else on the path is moved to the
+    trash.
+    """
     if base.is_symlink():
         trash(root, base)
     base.mkdir(parents=True, exist_ok=True)
@@ -185,8 +186,8 @@ def _real_folder(root: Path, base: Path, path: PurePosixPath, links: dict[Path, 
 
 
 def _plain(root: Path, base: Path, path: Path) -> bool:
-    """Return whether every step from `base` to `path` is a real folder or a link to one of the cloud's volumes. Makes
-    them writable.
+    """Return whether every folder from `base` to `path` is a real folder or a link to one of the cloud's volumes. Makes
+    these folders writable.
     """
     if base.is_symlink() or not base.is_dir():
         return False
@@ -202,7 +203,7 @@ def _plain(root: Path, base: Path, path: Path) -> bool:
 
 
 def _doomed(start: Path, keep: set[Path]) -> Iterator[Path]:
-    """Yield the paths to remove so that `start` contains only `keep` and its parents."""
+    """Yield the paths to remove, so that only the paths in `keep` and their parents remain in `start`."""
     _open_up(start)
     for entry in list(start.iterdir()) if start.is_dir() else []:
         if entry in keep:

@@ -1,4 +1,4 @@
-"""A backend whose submit is subject to a rehearsal cloud's faults; other calls pass unchanged."""
+"""A backend whose `submit` is subject to a rehearsal cloud's faults. Other calls are not changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.rehearsal.cloud import Cloud
 
 
 def lossy(backend: Backend, cloud: Cloud) -> Backend:
-    """Return `backend` with a submit that may lose its request or its reply, according to the cloud's faults."""
+    """Return `backend` with a `submit` whose request or reply may be lost, as the cloud's faults define."""
     return cast("Backend", _Lossy(backend, cloud))
 
 

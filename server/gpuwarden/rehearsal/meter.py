@@ -1,4 +1,4 @@
-"""Simulated money. Cost is a function of a record and a time, so a crash loses no charges."""
+"""Compute simulated money. Cost is a function of a record and a time, so no charges are lost in a crash."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def price(settings: Settings, profile: Profile, resources: Resources) -> float:
 
 
 def computes(profile: Profile, record: Record) -> bool:
-    """Return whether compute is billed in the record's present state. A failed boot is billed until it is terminated. A
-    stopped instance keeps billing if the profile's `stops_on` lacks `stop`; an interrupted one does not, since the
-    platform took the GPU back.
+    """Return whether compute is billed in the record's current state. An instance whose boot failed is billed until it
+    is terminated. A stopped instance is billed if the profile's `stops_on` lacks `stop`. An interrupted instance is not
+    billed, because the platform has reclaimed the GPU.
     """
     if not profile.meter.metered:
         return False
@@ -36,16 +36,16 @@ def computes(profile: Profile, record: Record) -> bool:
 
 
 def leaves_residue(profile: Profile, record: Record) -> bool:
-    """Return whether anything except compute, such as a disk, is or may be billed in the record's present state."""
+    """Return whether anything except compute, such as a disk, is or may be billed in the record's current state."""
     if not profile.meter.metered or record.state not in _OFF | {_S.GONE}:
         return False
     return bool(profile.residue("stop" if record.state in _OFF else "terminate", requested=record.durable))
 
 
 def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Record:
-    """Open and close the record's two meters to match its state, as of `at`.
+    """Start or stop the record's two meters so that they match its state at the time `at`.
 
-    Charges after the end belong to a volume, not to the instance: the rate is reported, but the cost is not added here.
+    Charges after the instance has ended belong to a volume. Their rate is reported, but their cost is not added here.
     """
     compute = computes(profile, record)
     residue = record.state in _OFF and leaves_residue(profile, record)
@@ -61,14 +61,14 @@ def turn(profile: Profile, settings: Settings, record: Record, at: float) -> Rec
 
 
 def cost(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return simulated dollars so far. The sum never falls as `now` grows."""
+    """Return the simulated dollars charged so far. The sum never decreases as `now` increases."""
     compute = _compute_s(profile, settings, record, now) * record.usd_per_hour
     residue = _residue_s(settings, record, now) * record.residue_usd_per_hour
     return (compute + residue) / 3600
 
 
 def _compute_s(profile: Profile, settings: Settings, record: Record, now: float) -> float:
-    """Return billed seconds: every started period counts in full steps of the profile's granularity."""
+    """Return the billed seconds. Every period is rounded up to a multiple of the profile's granularity."""
     if record.compute_since is None:
         return record.compute_s
     grain = profile.meter.granularity_s

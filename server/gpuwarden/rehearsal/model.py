@@ -19,13 +19,13 @@ CATALOG: dict[str, float] = {"RTX 3090": 0.25, "RTX 4090": 0.45, "A100": 1.60, "
 
 
 class Settings(Frozen):
-    """The parts of the simulated platform's behaviour that its profile leaves open.
+    """The parts of the simulated platform's behaviour that its profile does not define.
 
-    Durations are seconds of the cloud's clock. `time_scale` speeds up money alone: one second of the clock is that
-    many seconds on the meter, while boots, graces and resumes keep their length, so that processes have enough time.
+    Durations are seconds of the cloud's clock. `time_scale` applies only to money: one second of the clock is that many
+    seconds on the meter. Boots, grace periods and resumes keep their length, so that processes have enough time.
     `sometimes` decides whether `sometimes` storage is present. Calls beyond `calls_per_minute` of the clock are
-    refused as too many; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date in its order;
-    some real platforms accept one and ignore it. `settle_s` is the minimum time between two polls that count as a
+    refused; 0 allows any number. `keeps_end_dates`: an instance is stopped at the end date in its order; some real
+    platforms accept an end date and ignore it. `settle_s` is the minimum time between two polls that count as a
     confirmation.
     """
 
@@ -56,19 +56,20 @@ CALL_FAULTS = frozenset({"lost_request", "lost_reply", "bad_reply", "stale", "no
 class Fault(Frozen):
     """One fault.
 
-    A call fault strikes the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
-    fault strikes the `at`-th instance created, and the `count - 1` after it. With `probability` they are drawn from
-    the seed instead, independently for each call or instance.
+    A call fault affects the `at`-th call (from 1) of the verb `call`, and the `count - 1` calls after it. An instance
+    fault affects the `at`-th instance created, and the `count - 1` instances after it. With `probability`, the affected
+    calls or instances are instead drawn independently from the seed.
 
     - `lost_request`: no effect and no response. `lost_reply`: the effect without a response. `bad_reply`: the effect,
       and a response with an unexpected shape. `no_capacity`: no effect, and a refusal. `false_refusal`: the effect,
       and a refusal.
     - `stale`: for `seconds` a new instance is not listed yet, and a gone one is still listed as terminating.
-    - `slow_boot`: the boot takes `seconds` more. `failed_boot`: it never runs, and is billed until it is terminated.
+    - `slow_boot`: the boot takes `seconds` longer. `failed_boot`: the instance never runs, and it is billed until it is
+      terminated.
     - `preempt`, `vanish`: when a run reaches `step`, or `seconds` after the instance began to run.
     - `full_disk`: writes fail once the instance's files exceed `size` bytes.
     - `bills_when_stopped`: reported as stopped, but compute is still billed.
-    - `comes_back`: terminated, gone, and running again after `seconds`.
+    - `comes_back`: the instance is terminated and gone, but runs again after `seconds`.
     """
 
     kind: CallFault | InstanceFault
@@ -83,13 +84,13 @@ class Fault(Frozen):
     @model_validator(mode="after")
     def _call_or_instance(self) -> Fault:
         if (self.kind in CALL_FAULTS) != (self.call is not None):
-            raise ValueError(f"{self.kind} {'needs a call' if self.kind in CALL_FAULTS else 'takes no call'}")
+            raise ValueError(f"{self.kind} {'needs a call' if self.kind in CALL_FAULTS else 'must not have a call'}")
         if self.kind == "stale" and self.call not in {"find", "get", "list"}:
             raise ValueError("only find, get and list can be stale")
         return self
 
     def strikes(self, seed: int, position: int, nth: int) -> bool:
-        """Return whether this fault, the `position`-th of its list, strikes the `nth` call or instance."""
+        """Return whether this fault, the `position`-th in its list, affects the `nth` call or instance."""
         if self.probability is None:
             return self.at <= nth < self.at + self.count
         draw = int(digest([seed, position, nth])[7:21], 16) / 16**14
@@ -103,16 +104,18 @@ class Faults(Frozen):
     faults: tuple[Fault, ...] = ()
 
     def on_call(self, call: Call, nth: int) -> list[Fault]:
-        """Return the faults that strike the `nth` call of a verb."""
+        """Return the faults that affect the `nth` call of a verb."""
         return [f for i, f in enumerate(self.faults) if f.call == call and f.strikes(self.seed, i, nth)]
 
     def on_instance(self, nth: int) -> tuple[Fault, ...]:
-        """Return the faults of the `nth` instance at its creation."""
+        """Return the faults that the `nth` instance has from its creation."""
         return tuple(f for i, f in enumerate(self.faults) if f.call is None and f.strikes(self.seed, i, nth))
 
 
 class Record(Frozen):
-    """One instance. Every change creates a new record; `pending` are side effects not yet known to be done."""
+    """One instance. Every change creates a new record. `pending` lists the side effects that may not have been carried
+    out yet.
+    """
 
     id: str
     token: str
@@ -145,18 +148,18 @@ class Record(Frozen):
         return self.model_copy(update=changes)
 
     def fault(self, kind: InstanceFault) -> Fault | None:
-        """Return the first fault of a kind that has not struck yet."""
+        """Return the first fault of a kind that has not occurred yet."""
         return next((f for f in self.faults if f.kind == kind), None)
 
     def without(self, fault: Fault) -> tuple[Fault, ...]:
-        """Return the remaining faults after `fault` has struck."""
+        """Return the faults that remain after `fault` has occurred."""
         left = list(self.faults)
         left.remove(fault)
         return tuple(left)
 
 
 class State(BaseModel):
-    """All mutable state, in one file, so that one rename commits it."""
+    """All mutable state. It is in one file, so that one rename commits it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -165,7 +168,7 @@ class State(BaseModel):
     calls: dict[str, int] = Field(default_factory=dict)
     minute: int = 0
     in_minute: int = 0
-    """The number of calls in that minute of the clock."""
+    """The number of calls in the minute `minute` of the clock."""
     records: dict[str, Record] = Field(default_factory=dict)
 
 

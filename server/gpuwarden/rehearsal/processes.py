@@ -1,9 +1,9 @@
-"""Find and signal the processes of rehearsal instances, and never any others.
+"""Find and signal the processes of rehearsal instances, but never any other processes.
 
 A process belongs to an instance if its environment contains the instance's marker (ids are unique across clouds), if a
-run folder names it and its start ticks match, or if it descends from such a process. That includes children that called
-setsid or ignore SIGTERM. Only a process that cleared its environment *and* was orphaned *and* is named in no status
-escapes.
+run folder names it and its start ticks match, or if it descends from such a process. This includes children that called
+setsid or ignore SIGTERM. The only processes that are not found are those that cleared their environment *and* were
+orphaned *and* are not named in any status.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from gpuwarden.rehearsal.model import MARKER
 ROUNDS = 20
 SETTLE_S = 0.5
 FULL_DISK_LIMIT = 16_384
-# Without the marker, because it would kill itself, and without the caller's secrets.
+# The supervisor does not get the marker, because it would kill itself, nor the caller's secrets.
 SUPERVISOR_ENV = ("PATH", "PYTHONPATH", "HOME", "LANG", "SYSTEMROOT", "TEMP", "TMPDIR")
 
 
 def of(id: str, named: Iterable[tuple[int, str, str]] = ()) -> list[psutil.Process]:  # noqa: A002
-    """Return the living processes of an instance. `named` are claims of run folders: pid, start ticks, boot id."""
+    """Return the living processes of an instance. `named` are processes that run folders name: pid, start ticks, boot
+    id.
+    """
     found = {p.pid: p for p in psutil.process_iter() if _marker(p) == id}
     for pid, ticks, boot in named:
         if pid not in found and _proven(pid, ticks, boot):
@@ -51,7 +53,7 @@ def terminate(processes: Iterable[psutil.Process]) -> None:
 
 
 def held(ids: set[str]) -> set[str]:
-    """Return the instances that still have a process with their marker, with one scan for all of them."""
+    """Return the instances that still have a process with their marker, using one scan of all processes."""
     return {marker for p in psutil.process_iter() if (marker := _marker(p)) in ids} if ids else set()
 
 
@@ -65,7 +67,7 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # Wait briefly until all are dead. They are not reaped: an exit code belongs to the parent that waits for it.
+        # Wait briefly until all are dead. They are not reaped here, because their parents may wait for the exit codes.
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end and any(_lives(p) for p in processes):
             time.sleep(0.002)
@@ -73,10 +75,11 @@ def kill(id: str, named: Iterable[tuple[int, str, str]] = ()) -> bool:  # noqa: 
 
 
 def limit_files(id: str, *, full: bool) -> bool:  # noqa: A002
-    """Make the kernel refuse (or allow again) the writes of an instance's processes. Return false if it can't.
+    """Make the kernel refuse writes by an instance's processes, or allow them again. Return false if this is not
+    supported.
 
-    Sets the soft RLIMIT_FSIZE: it binds root too, needs no mount and can be lifted. A write beyond the first 16 KiB
-    of a file fails with EFBIG ("File too large"); a full disk would fail with ENOSPC.
+    Sets the soft RLIMIT_FSIZE, which applies to root too, needs no mount and can be removed. A write beyond the first
+    16 KiB of a file fails with EFBIG ("File too large"); a full disk would fail with ENOSPC.
     """
     try:
         from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
@@ -105,7 +108,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _proven(pid: int, ticks: str, boot: str) -> bool:
-    """Return whether the process named in a status is still the same process. Without /proc, return false."""
+    """Return whether a process named in a status is still the same process. Returns false on systems without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,7 +1,7 @@
-"""Read a machine's run folders: the step that training reached, whether the jobs have ended, and their processes.
+"""Read a machine's run folders: the training step that was reached, whether the jobs have ended, and their processes.
 
-A run folder is written by the job and its runner, so its content is not trusted. A process is signalled only if pid
-*and* start ticks match a process of the kernel.
+A run folder is written by the job and its runner, so its content is not trusted. A process is signalled only if the pid
+*and* the start ticks match those that the kernel reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def folders(run_root: Path) -> list[Path]:
 
 
 def step(run_root: Path, pids: set[int] | None = None) -> int | None:
-    """Return the highest step in the metrics or status of the runs. With `pids`, only runs of those processes count."""
+    """Return the highest step in the metrics or status of the runs. With `pids`, only the runs of those processes are
+    read.
+    """
     steps: list[int] = []
     for folder in folders(run_root):
         rows: list[Any] = [status(folder)]
@@ -44,7 +46,7 @@ def step(run_root: Path, pids: set[int] | None = None) -> int | None:
 
 
 def all_ended(run_root: Path) -> bool:
-    """Return whether there was a job and every job has a final status."""
+    """Return whether at least one job exists and every job has a final status."""
     states = [status(f).get("state") for f in folders(run_root)]
     return bool(states) and all(state in FINAL for state in states)
 
@@ -73,7 +75,7 @@ def processes(run_root: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _tail(path: Path, size: int) -> str:
-    """Return the end of a plain file as text; empty for a link, a pipe or anything that can't be read."""
+    """Return the end of a regular file as text; empty for a link, a pipe or a file that can't be read."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,6 +1,6 @@
 """Stop a rehearsal instance from inside, as its runner does: `python -m gpuwarden.rehearsal.self_stop CLOUD ID`.
 
-A cloud whose clock is set forward needs the file of its clock too.
+If the cloud's clock can be moved forward, the clock's file is an additional argument.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Manage the cloud's files, and the lock with which all processes share one cloud.
+"""Manage the cloud's files, and the lock that synchronizes the processes that share one cloud.
 
-`cloud.json` is the configuration (profile, settings, faults), `state.json` the state. Both are replaced by one
-rename, so a killed process leaves either the old or the new text. Power loss is not simulated: no fsync.
+`cloud.json` is the configuration (profile, settings, faults), and `state.json` is the state. Each is replaced by a
+rename, so a killed process leaves either the old or the new content. There is no fsync, because power loss is not
+simulated.
 """
 
 from __future__ import annotations
@@ -60,12 +61,14 @@ class Store:
         return self._read(Config, "cloud.json")
 
     def state(self) -> State:
-        """Return the state; for a new cloud, a fresh one with a nonce that makes its ids unique on this machine."""
+        """Return the state. The state of a new cloud has a new nonce, which makes the cloud's ids unique on this
+        machine.
+        """
         return self._read(State, "state.json") or State(nonce=secrets.token_hex(4))
 
     @property
     def begun(self) -> bool:
-        """Return whether the state was ever saved."""
+        """Return whether the state has been saved."""
         return (self.root / "state.json").exists()
 
     def save(self, model: Config | State) -> None:
@@ -83,5 +86,5 @@ class Store:
             raise BadReply(
                 f"{path} is not a file of a rehearsal cloud: {error.error_count()} problems, the first: "
                 f"{error.errors()[0]['msg'][:200]}",
-                "Move the folder away to start a new simulated cloud; until then, its processes keep running.",
+                "Move the folder away to start a new simulated cloud; until then, the processes of this cloud run on.",
             ) from error

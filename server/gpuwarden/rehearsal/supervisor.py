@@ -1,8 +1,9 @@
-"""The supervisor of a rehearsal cloud: polls it, so that scheduled changes happen even if no other process does.
+"""The supervisor of a rehearsal cloud. It polls the cloud, so that scheduled changes happen even if no other process
+calls it.
 
 `python -m gpuwarden.rehearsal.supervisor ROOT` detaches itself, locks `ROOT/supervisor.lock` and exits when no instance
 has a scheduled change, when the cloud's folder is gone, or after a maximum lifetime. The next call to the cloud
-starts a new one. It is not needed for correctness: any caller applies the same transitions.
+starts a new one. It is not needed for correctness, because every caller applies the same transitions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ IDLE_S = 1.0
 
 
 def main(root: Path) -> None:
-    """Detach, then poll until nothing can change any more."""
+    """Detach from the caller, then poll until nothing can change without a call."""
     if hasattr(os, "fork") and os.fork():
         return  # the caller waits for the launcher; the supervisor itself is orphaned
     from filelock import FileLock, Timeout

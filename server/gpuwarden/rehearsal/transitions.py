@@ -1,4 +1,5 @@
-"""The state transitions of an instance. Pure: a record, a time and a profile in; a record with pending effects out.
+"""The state transitions of an instance, as pure functions of a record, a time and a profile that return a record with
+pending effects.
 
 ```
 create -> booting -> running -> stopping -> stopped -> booting (start)
@@ -8,8 +9,8 @@ create -> booting -> running -> stopping -> stopped -> booting (start)
 any but gone -> terminating -> gone
 ```
 
-Effects, in the order of the list: `on`, `signal`, `kill`, `off`, `wipe:<event>`, `erase`. Each can be applied twice
-without harm, so a crash between the commit and the effect is harmless.
+The effects, in the order in which they are carried out: `on`, `signal`, `kill`, `off`, `wipe:<event>`, `erase`. Each
+effect is idempotent, so it can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ class Engine:
         return record
 
     def born(self, record: Record) -> Record:
-        """Return a new record, booting."""
+        """Return a record in its first state, booting."""
         return self.boot(record, record.created_at, "created")
 
     def boot(self, record: Record, at: float, why: str) -> Record:
-        """Power on; it runs after the boot time."""
+        """Return the record after power-on: booting, and running after the boot time."""
         slow = record.fault("slow_boot")
         due = at + self.settings.boot_s + (slow.seconds if slow else 0.0)
         left = record.without(slow) if slow else record.faults
         return self._enter(record, _S.BOOTING, at, due=due, why=why, faults=left)
 
     def stop(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after a stop: a signal now, the kill after the stop time. An instance that is off stops at
-        once. `by_itself`: requested by the instance, or by the platform at a date.
+        """Return the record after a stop: its processes are signalled now and killed after the stop time. An
+        interrupted instance stops immediately. `by_itself`: the stop was requested by the instance, or by the platform
+        at the end date.
         """
         if record.state == _S.INTERRUPTED:
             return self._enter(record, _S.STOPPED, at, why="stopped while interrupted")
@@ -58,35 +60,41 @@ class Engine:
         return self._ending(record.but(by_itself=by_itself), _S.STOPPING, at, "stop", self.settings.stop_s, why)
 
     def terminate(self, record: Record, at: float, *, by_itself: bool = False) -> Record:
-        """Return the record after a terminate by the user, or by the platform at a date."""
+        """Return the record after a terminate by the user, or by the platform at the end date."""
         why = "its end date was reached" if by_itself else "terminate was requested"
         ended = record.but(by_itself=by_itself)
         return self._ending(ended, _S.TERMINATING, at, "terminate", self.settings.stop_s, why)
 
     def preempt(self, record: Record, at: float) -> Record:
-        """Return the record after a preemption: signal, then grace. Unknown facts count as the worst case."""
+        """Return the record after a preemption: a signal, then the grace period. The worst case is assumed for unknown
+        facts.
+        """
         spot = self.profile.spot
         grace = float(spot.grace_s) if isinstance(spot.grace_s, int | float) else 0.0
         signal = spot.signal == "SIGTERM"
         return self._ending(record, _S.STOPPING, at, "preemption", grace, "preempted by the platform", signal=signal)
 
     def vanish(self, record: Record, at: float) -> Record:
-        """Return the record after the instance vanishes: no list or look-up shows it afterwards."""
+        """Return the record after the instance has vanished: afterwards, no list or look-up contains it."""
         return self._gone(record, at, "terminate", "vanished", vanished=True)
 
     def job_end(self, record: Record, at: float) -> Record:
-        """Return the record after the job's end, which may delete files; a serverless instance also ends."""
+        """Return the record after the end of its job, which may delete files. A serverless instance ends with its
+        job.
+        """
         if self.profile.kind == "serverless":
             return self._gone(record, at, "job_end", "the job ended")
         return record.but(job_ended=True, pending=(*record.pending, "wipe:job_end"))
 
     def given(self, record: Record, fault: Fault) -> Record:
-        """Return the record with one more fault; a timed one counts from when the instance began to run."""
+        """Return the record with one more fault. The delay of a timed fault starts when the instance begins to run."""
         record = record.but(faults=(*record.faults, fault))
         return record.but(due=self._timed(record, record.since)) if record.state == _S.RUNNING else record
 
     def strike(self, record: Record, at: float, step: int | None) -> Record:
-        """Apply a due preemption or disappearance to a running instance, by its step or time."""
+        """Apply the preemptions and disappearances that are due to a running instance, because of its step or the
+        time.
+        """
         for fault in record.faults:
             if record.state != _S.RUNNING or not self._ripe(fault, record, at, step):
                 continue
@@ -134,7 +142,9 @@ class Engine:
 
     @staticmethod
     def _timed(record: Record, since: float) -> float | None:
-        """Return when the next timed preemption or vanishing strikes an instance that runs since then."""
+        """Return the time of the next timed preemption or disappearance of an instance that has been running since
+        `since`.
+        """
         kinds = {"preempt", "vanish"} if record.interruptible else {"vanish"}
         timed = [f.seconds for f in record.faults if f.kind in kinds and f.step is None]
         return since + min(timed) if timed else None

@@ -1,4 +1,4 @@
-"""Run the cells of a fan-out one after another on one machine, one per GPU at a time. Shipped as source.
+"""Run the cells of a fan-out on one machine, at most one per GPU at a time. This file is copied to the machine.
 
 Standard library only, Python >= 3.8. Every cell runs the same command with its own settings in its own folder.
 `cell.json` in that folder is written last, so an interrupted cell runs again and a completed one does not.
@@ -14,14 +14,14 @@ import time
 from typing import Any, Dict, List, Optional
 
 RETRIES = 2
-"""Maximum restarts of a cell that a signal ended, in one run of the queue."""
+"""The maximum number of restarts, per run of the queue, of a cell that was killed by a signal."""
 GRACE_S = 8.0
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code that the runner treats as an interruption, after which the queue is launched again."""
+"""The exit code that the runner treats as an interruption. It then launches the queue again."""
 
 
 class Slot:
-    """One GPU, or the whole machine, with the cell that runs there."""
+    """A slot for one cell at a time: one GPU, or the whole machine."""
 
     def __init__(self, number: int, order: Dict[str, Any], command: List[str], leaving: List[int]) -> None:
         self.number, self.order, self.command, self.leaving = number, order, command, leaving
@@ -54,23 +54,23 @@ class Slot:
         print("cell %d: started" % cell["index"], flush=True)
 
     def finished(self) -> bool:
-        """Return whether the slot is free. Also end a cell past its time limit, and restart one that a signal ended."""
+        """Return whether the slot is free. Stop a cell that exceeds its time limit; restart one killed by a signal."""
         if self.child is None:
             return True
         code = self.child.poll()
         if code is None:
-            if time.monotonic() > self.ends:  # monotonic, so that setting the clock does not end a cell
+            if time.monotonic() > self.ends:  # monotonic, so a change of the clock does not stop a cell
                 self.timed_out = True
                 self.end()
                 code = self.child.poll()
             if code is None:
                 return False
-        if self.leaving:  # it ended because the queue is ending, and runs again in the next queue
+        if self.leaving:  # the cell was stopped with the queue, and runs again in the next run of the queue
             return False
         self.sweep()
         if code < 0 and not self.timed_out and self.tries < RETRIES:
             self.tries += 1
-            print("cell %d: ended by signal %d; restarted unchanged" % (self.cell["index"], -code), flush=True)
+            print("cell %d: killed by signal %d; restarting it unchanged" % (self.cell["index"], -code), flush=True)
             self.start(self.cell)
             return False
         self.record(code)
@@ -78,7 +78,7 @@ class Slot:
         return True
 
     def record(self, code: int) -> None:
-        """Write the cell's result as its last file, and remove the links to the inputs."""
+        """Remove the links to the inputs, then write the cell's result as its last file."""
         folder = self.cell["folder"]
         for name in os.listdir(folder):
             link = os.path.join(folder, name)
@@ -95,7 +95,7 @@ class Slot:
         print("cell %d: %s (exit code %d)" % (self.cell["index"], state, code), flush=True)
 
     def sweep(self) -> None:
-        """Kill the remaining processes of an ended cell, which could still write files and use the GPU."""
+        """Kill the processes that a finished cell left running: they could still write files and use the GPU."""
         if self.child is not None:
             try:
                 os.killpg(self.child.pid, signal.SIGKILL)
@@ -103,7 +103,7 @@ class Slot:
                 pass
 
     def signal(self, number: int) -> None:
-        """Send a signal to the cell's whole group."""
+        """Send a signal to the cell's process group."""
         if self.child is not None and self.child.poll() is None:
             try:
                 os.killpg(self.child.pid, number)
@@ -111,7 +111,7 @@ class Slot:
                 pass
 
     def end(self) -> None:
-        """End the cell, with time to save."""
+        """Stop the cell. It has `GRACE_S` seconds to save its state."""
         self.signal(signal.SIGTERM)
         if self.child is not None:
             try:

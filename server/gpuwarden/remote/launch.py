@@ -36,7 +36,7 @@ from gpuwarden.remote import cell_queue as queue_program
 from gpuwarden.remote.runner_bundle import one_file
 
 INPUTS_HERE: Final = "inputs.whole"
-"""A marker file of the run folder: all inputs are in its working folder."""
+"""A marker file in the run folder. It exists once all inputs are in the working folder."""
 STARTED: Final = (INPUTS_HERE, "status.json")
 """If a run folder contains one of these files, the job has started and may change its inputs."""
 
@@ -45,30 +45,30 @@ WARN_BEFORE_S: Final = 300
 HEARTBEAT_S: Final = 10.0
 LOG_MAX_BYTES: Final = 64 << 20
 STALL_S: Final = 1800.0
-"""Seconds without a new step, or a new line for a job that reports no steps, after which the runner reports a stall."""
+"""The runner reports a stall after this many seconds without a new step, or a new line if the job reports no steps."""
 MARKER: Final = "GPUWARDEN_REHEARSAL_INSTANCE"
-"""A variable that a rehearsal sets for every process of an instance."""
+"""An environment variable that a rehearsal sets for every process of an instance."""
 _SIGKILL: Final = 9  # the `signal` module of a Windows client has no such name
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,80}")
 
 
 @cache
 def runner_source() -> bytes:
-    """Return the runner, as one file."""
+    """Return the source of the runner as one file."""
     return one_file()
 
 
 @cache
 def checker() -> tuple[str, bytes]:
-    """Return name and content of the archive that examines and seals checkpoints in place."""
-    from gpuwarden.checkpoints import archive  # a slow import: it loads every checkpoint reader
+    """Return the name and content of the archive that examines and seals checkpoints on the machine."""
+    from gpuwarden.checkpoints import archive  # a slow import of all checkpoint readers
 
     content = archive.build()
     return archive.name(content), content
 
 
 def content_name(stem: str, content: bytes) -> str:
-    """Return a file name with the digest of its content, so that a live run's file is never overwritten."""
+    """Return a file name that contains a digest, so that the file of a running job is never overwritten."""
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.py"
 
 
@@ -104,7 +104,7 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
         files |= {content_name("cells", queue): queue, (listed := content_name("order", order)): order}
         argv = [*interpreter, f"{run_dir}/{content_name('cells', queue)}", f"{run_dir}/{listed}", *argv]
     timeout = spec.timeout_s
-    # A script is stored outside of the working folder, so without this Python would not find modules in its inputs.
+    # A script is stored outside of the working folder, so Python would not find the modules among its inputs.
     modules = {"PYTHONPATH": f"{run_dir}/work"} if spec.inputs and spec.script is not None else {}
     return Launch(
         files,
@@ -129,26 +129,26 @@ def prepare(spec: JobSpec, place: Place, run_dir: str, interpreter: Sequence[str
 
 
 def cell_queue(spec: JobSpec) -> tuple[bytes, bytes]:
-    """Return the program that runs the cells of a fan-out one after another, and its list of cells."""
+    """Return the program that runs the cells of a fan-out, and its list of cells."""
     cells = [{**cell.model_dump(), "args": list(cell.args), "folder": cell.folder} for cell in spec.cells]
     order = {"cells": cells, "slots": spec.gpu_count, "cell_timeout_s": spec.cell_timeout_s}
     return Path(queue_program.__file__).read_bytes(), json.dumps(order).encode()
 
 
 def marked(place: Place) -> dict[str, str]:
-    """Return the marker of a rehearsal's processes among those of this machine; {} on a real machine."""
+    """Return the marker that identifies a rehearsal's processes on this machine; {} for a real machine."""
     value = place.env.get(MARKER)
     return {"marker": f"{MARKER}={value}"} if value else {}
 
 
-# ---------------------------------------------------------------------------------------------------- the way back
+# ------------------------------------------------------------------------------------------------ the replies
 
 
 MARK_CHARS: Final = 100
 
 
 class _Lenient(BaseModel):
-    """A reply from a machine. Unknown fields, which a newer runner may send, are ignored; known ones are validated."""
+    """A reply from a machine. Unknown fields, which a newer runner may send, are ignored. Known fields are checked."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -216,10 +216,10 @@ _OF_STATE: Final = {"timeout": Code.TIME_LIMIT, "canceled": Code.STOPPED, "preem
 def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
     """Return the identity that the runner's `start` reported; None if the runner reports none.
 
-    Raises BadReply for a reply without an attempt: it is then unknown whether the job was launched.
+    Raises BadReply for a reply without an attempt, because it is then unknown whether the job was launched.
     """
     if not isinstance(reply.get("attempt"), int):
-        raise BadReply("the runner's start answered without an attempt", do(Action.CHECK, "before trying again"))
+        raise BadReply("the runner's start command returned no attempt", do(Action.CHECK, "before trying again"))
     try:
         return Supervisor(**{k: reply.get(k) for k in ("pid", "start_ticks", "boot_id", "machine")})  # type: ignore[arg-type]
     except ValidationError:
@@ -227,7 +227,7 @@ def supervisor(reply: Mapping[str, Any]) -> Supervisor | None:
 
 
 def observation(reply: Mapping[str, Any]) -> Observation:
-    """Interpret one entry of the runner's `poll`. An invalid reply is UNKNOWN, never an end."""
+    """Interpret one entry of the runner's `poll`. An invalid reply means UNKNOWN, never that the job ended."""
     folder = reply.get("folder", reply.get("state"))  # so that a job's status file can't set `folder`
     if isinstance(folder, str) and folder in _NO_STATUS:
         mark = reply.get("machine")
@@ -265,7 +265,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
 
 
 def _alert(alert: _Alert | str) -> RunnerAlert:
-    """Return an alert with bounded texts, since the job can write its file. Older runners wrote `kind: text`."""
+    """Return an alert with shortened texts, because the job can write the file. Older runners wrote `kind: text`."""
     if isinstance(alert, str):
         kind, _, text = alert.partition(": ")
         alert = _Alert(kind=kind, text=text)
@@ -279,12 +279,12 @@ def _unknown(reply: Mapping[str, Any], reason: Reason) -> Observation:
         at = float(reply["now"]) if isinstance(reply.get("now"), (int, float)) else 0.0
     except OverflowError:
         at = 0.0
-    at = at if math.isfinite(at) else 0.0  # a number that the ledger can store
+    at = at if math.isfinite(at) else 0.0  # the ledger can't store other numbers
     return Observation(state=Job.UNKNOWN, why=reason.text, reason=reason.code, at=at)
 
 
 def _judge(status: _Status) -> tuple[Job, Reason, bool]:
-    """Return state, reason and staleness. Only the liveness of processes was observed; the file claims the rest."""
+    """Return state, reason and staleness. Only the liveness of processes is observed; the status file may be wrong."""
     if status.state != "running" and status.confirmed and status.alive:
         # The supervisor writes its final status last, so the job wrote this one, or the supervisor is about to exit.
         return Job.RUNNING, because(Code.ENDING, state=line(status.state, 40)), False
@@ -304,7 +304,7 @@ def _judge(status: _Status) -> tuple[Job, Reason, bool]:
 
 
 def _claimed(status: _Status) -> Code:
-    """Return the code of an end that a final status claims."""
+    """Return the code for the end of a job according to its final status."""
     if status.state in _OF_STATE:
         return _OF_STATE[status.state]
     killed = status.signal == _SIGKILL or status.exit_code == 128 + _SIGKILL
@@ -314,7 +314,7 @@ def _claimed(status: _Status) -> Code:
 
 
 class NoArchive(NotFound):
-    """The archive that examines checkpoints is not on the machine; it can be uploaded again."""
+    """The archive that examines checkpoints is missing on the machine. It can be uploaded again."""
 
 
 _ERRORS: Final[dict[str, type[WardenError]]] = {
@@ -329,7 +329,7 @@ _ERRORS: Final[dict[str, type[WardenError]]] = {
 
 
 def raise_for(reply: Mapping[str, Any]) -> None:
-    """Raise the error for a runner's refusal; return if the reply is `ok`."""
+    """Raise the error in a runner's reply; return if the reply is `ok`."""
     if reply.get("ok") is True:
         return
     code, message = str(reply.get("code")), line(reply.get("error"), 500)
@@ -367,7 +367,7 @@ def _rows() -> TypeAdapter[list[Artifact]]:
 
 
 def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return a manifest of files and its last line."""
+    """Return a manifest, from its files and its last line."""
     if not end or end[0].get("ok") is None:
         raise BadReply("the manifest is truncated: its last line is missing", "Request it again.")
     last = end[0]
@@ -384,7 +384,7 @@ def _manifest(files: Callable[[], tuple[Artifact, ...]], end: Sequence[Mapping[s
 
 
 def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Parse the runner's `examine` lines into findings by output. Raises BadReply for an incomplete answer."""
+    """Parse the runner's `examine` lines into findings by output. Raises BadReply for an incomplete reply."""
     if not lines or lines[-1].get("ok") is None:
         raise BadReply("the findings are truncated: their last line is missing", "Request them again.")
     raise_for(lines[-1])
@@ -395,7 +395,7 @@ def findings(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def disclosure(reply: Mapping[str, Any]) -> Disclosure:
-    """Parse the runner's `disclose` answer."""
+    """Parse the runner's reply to `disclose`."""
     raise_for(reply)
     try:
         return Disclosure(processes=reply["processes"], files=reply["files"], complete=reply["complete"])

@@ -1,6 +1,6 @@
-"""Bundle the runner's modules into one file, so that the upload is complete or absent.
+"""Bundle the runner's modules into one file, so that an upload can't be partial.
 
-The bundle is not a zip, because Python caches the bytecode of a file but compiles the modules of a zip at every call.
+The bundle is not a zip file, because Python would compile the modules in a zip file each time it starts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 from gpuwarden.remote.runner.crash import HEADING
 
 MODULES: Final = Path(__file__).with_name("runner")
-_LAST: Final = "verbs"  # it needs all others, directly or indirectly
+_LAST: Final = "verbs"  # imports all others, directly or indirectly
 _FUTURE: Final = "from __future__ import annotations\n"
 _NEAR = re.compile(r"^from gpuwarden\.remote\.runner\.(\w+) import (?:\([^)]*\)|[^(\n]*)$", re.MULTILINE)
 
 
 def one_file() -> bytes:
-    """Return every module after those that it imports. The result is deterministic, so that a digest can name the file.
+    """Return the modules as one file, each after those that it imports. The result is deterministic.
 
-    All modules share one namespace, so blank lines replace the imports between them: line 7 of a module is the 7th line
-    after its heading.
+    All modules share one namespace. Imports between modules are replaced by blank lines, so that line 7 of a module is
+    the 7th line after its heading.
     """
     texts: dict[str, str] = {}
     _gather(_LAST, texts)

@@ -19,7 +19,7 @@ from gpuwarden.core.errors import AuthFailed, BadReply, NotFound, NotSupported, 
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MAX_MANIFEST, StoreAddress, StoredFile
 
-_THREADS = 8  # a request is mostly waiting
+_THREADS = 8  # requests mostly wait for the network
 _PIECE = 1 << 16
 _STREAM = 1 << 20
 _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class S3Reader:
-    """A bucket as a `Store`."""
+    """An S3 bucket. Implements `Store`."""
 
     def __init__(self, address: StoreAddress, env: Mapping[str, str]) -> None:
         self.address = address
@@ -46,7 +46,7 @@ class S3Reader:
             from botocore.config import Config  # type: ignore[import-untyped,unused-ignore]
         except ImportError as error:
             raise NotSupported(
-                "boto3 is not installed here", "Install gpuwarden with its extra: gpuwarden[s3]."
+                "boto3 is not installed on this machine", "Install gpuwarden with the extra `s3`: gpuwarden[s3]."
             ) from error
         # Without keys or a region in the environment, boto3 uses the AWS configuration.
         self._client: Any = self._ask(lambda: boto3.client(
@@ -65,7 +65,7 @@ class S3Reader:
             raise _no_bucket(self.address.root)
 
     async def manifest(self, key: str) -> bytes | None:
-        """Return the manifest's content, None if it does not exist. Raises BadReply for one that is too long."""
+        """Return the manifest's content; None if it does not exist. Raises BadReply if it is too long."""
 
         def get() -> bytes:
             body, content = self._client.get_object(Bucket=self.address.root, Key=key)["Body"], bytearray()
@@ -94,7 +94,7 @@ class S3Reader:
     async def read(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Stream one object from `offset`, which is less than its size."""
         named = {"Bucket": self.address.root, "Key": key, "Range": f"bytes={offset}-"}
-        # A caller that cancels one stream may open another, so `_given_up` is not set here.
+        # The caller may open another stream after it cancels this one, so `_given_up` is not set here.
         reply = await to_thread.run_sync(self._ask, lambda: self._client.get_object(**named), abandon_on_cancel=True)
         if reply is None:
             raise NotFound(f"{self.address} has no object {line(key, 200)}", "List the objects of the store.")
@@ -106,7 +106,7 @@ class S3Reader:
             body.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Do the work in a thread. A canceled caller does not wait for it, and no more requests are sent."""
+        """Run `work` in a thread. A canceled caller does not wait for it, and no more requests are sent."""
         try:
             return await to_thread.run_sync(work, abandon_on_cancel=True)
         except get_cancelled_exc_class():
@@ -114,9 +114,9 @@ class S3Reader:
             raise
 
     def _ask(self, request: Callable[[], _T]) -> _T | None:
-        """Send a request. Return None if the object is absent; raise the client's other errors as gpuwarden's errors.
+        """Send a request. Return None if the object does not exist. Raises the client's other errors as gpuwarden's.
 
-        Their texts are never quoted, because their headers and addresses can contain secrets.
+        The texts of errors are never quoted, because they may contain headers and URLs with secrets.
         """
         from botocore import exceptions as boto  # type: ignore[import-untyped,unused-ignore]
 
@@ -132,7 +132,7 @@ class S3Reader:
             if code == "NoSuchBucket":
                 raise _no_bucket(self.address.root) from None
             if code in _DENIED:
-                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, with a key that can list and read it."
+                hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, for a key with list and read access."
                 raise AuthFailed(said, hint) from None
             raise Unreachable(said, "Try again in a minute.") from None
         except (
@@ -146,7 +146,7 @@ class S3Reader:
         except (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError) as error:
             said = f"{self._place}: {type(error).__name__}"
             raise Unreachable(said, "Check the network and the endpoint, then try again.") from None
-        except Exception as error:  # an unknown error of the library or the server is inconclusive
+        except Exception as error:  # any other error of the library or the server
             raise BadReply(f"{self._place}: {type(error).__name__}", "Check AWS_ENDPOINT_URL.") from None
 
     @property
@@ -155,11 +155,11 @@ class S3Reader:
 
 
 def _no_bucket(name: str) -> NotFound:
-    return NotFound(f"the bucket {name} does not exist", "Check the name and the endpoint.")
+    return NotFound(f"the bucket {name} does not exist", "Check the bucket's name and the endpoint.")
 
 
 def _described(reply: Mapping[str, Any]) -> StoredFile:
-    """Return size and checksum from a HEAD reply. The checksum of a multipart upload ends with the number of parts."""
+    """Parse the size and checksum in a HEAD response. A multipart upload's checksum ends with the number of parts."""
     size, (text, mark, count) = int(reply["ContentLength"]), str(reply.get("ChecksumSHA256") or "").partition("-")
     try:
         digest = base64.b64decode(text, validate=True).hex()

@@ -13,7 +13,7 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield the faults of a rule's module: it must contain one rule, and its name must start with the rule's id."""
+    """Yield the errors in a rule's module: it must contain one rule, and its name must start with the rule's id."""
     held = _held(module)
     if len(held) != 1:
         yield f"it must contain exactly one rule, not {len(held)}"

@@ -35,7 +35,7 @@ from gpuwarden.static_analysis.script import ScriptFacts
 from gpuwarden.static_analysis.script_usage import Uses
 
 MARGIN = 1.3
-"""The factor of a timeout over the estimate: 30 % of room."""
+"""Minimum ratio of a timeout to the estimate: 30 % of room."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class SubmitFacts:
 class OutputFile:
     """One declared file on the machine, and the state of its copies.
 
-    `copied`: it was pulled. `stored`: the artifact store has it, equal by the store's own checksum.
+    `copied`: it was pulled. `stored`: the artifact store has a copy that is equal by the store's own checksum.
     """
 
     path: str

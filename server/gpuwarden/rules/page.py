@@ -16,7 +16,7 @@ Words: TypeAlias = Callable[[Sequence[NextStep]], str]
 HEAD = """\
 ---
 title: Rules of the two gates
-summary: Every preflight and teardown rule with its id, severity, reason and way out.
+summary: Every preflight and teardown rule with its id, severity, reason and fix.
 sources:
   - server/gpuwarden/rules
 ---

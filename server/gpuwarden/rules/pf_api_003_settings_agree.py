@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Make the settings agree.",
 )
 def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
-    """Settings that exclude or need each other agree.
+    """Settings that exclude or require each other are consistent.
 
     Why: the trainer's constructor fails, after the machine was rented and the model was downloaded.
 
@@ -26,7 +26,7 @@ def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
     if "**" in uses.settings:
         return
     if uses.setting("fp16") is True and uses.setting("bf16") is True:
-        yield Found("fp16 and bf16 are both set", fix="Keep bf16 on Ampere or newer, fp16 before.")
+        yield Found("fp16 and bf16 are both set", fix="Keep bf16 on Ampere or newer GPUs, and fp16 on older ones.")
     if uses.setting("load_best_model_at_end") is True:
         evaluates = uses.setting("eval_strategy", uses.setting("evaluation_strategy", "no"))
         saves = uses.setting("save_strategy", "steps")
@@ -39,10 +39,10 @@ def settings_agree(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _groups(facts: SubmitFacts) -> Iterator[Found]:
-    """Report a batch of GRPO or RLOO that does not divide into whole groups of completions."""
+    """Report a GRPO or RLOO batch that can't be divided into complete groups of completions."""
     uses = facts.uses
     if any(name.partition(".")[0] == "unsloth" for name, _ in uses.imports):
-        return  # unsloth changes the batch itself
+        return  # unsloth adjusts the batch size itself
     if not uses.methods & {"grpo", "rloo"} or "generation_batch_size" in uses.settings:
         return
     group = uses.setting("num_generations", 8 if "grpo" in uses.methods else 2)
@@ -53,6 +53,6 @@ def _groups(facts: SubmitFacts) -> Iterator[Found]:
     total = batch * steps * (facts.gpu[1] if facts.gpu else 1)
     if total % group:
         yield Found(
-            f"{total} completions per step don't divide into groups of num_generations={group}",
+            f"{total} completions per step can't be divided into groups of num_generations={group}",
             fix=f"Make per_device_train_batch_size x gradient_accumulation_steps x GPUs a multiple of {group}.",
         )

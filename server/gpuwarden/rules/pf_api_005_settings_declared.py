@@ -44,7 +44,7 @@ def _flag(name: str) -> str:
 
 
 def _batches(facts: SubmitFacts) -> Iterator[Found]:
-    """Report an effective batch that does not divide into micro-batches or into groups of completions."""
+    """Report an effective batch that can't be divided into micro-batches or into groups of completions."""
     typed = facts.uses.typed
     assert typed is not None
     of = {name: typed.given.get(name, setting.default) for name, setting in typed.declared.items()}

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Correct the flag.",
 )
 def flags_exist(facts: SubmitFacts) -> Iterator[Found]:
-    """The flags that a script gets are flags that it declares.
+    """The script declares every flag that it gets.
 
     Why: the parser rejects an unknown flag and the job ends in its first seconds, after the machine was rented. The
     rule reads argparse and parsers that create flags from dataclasses, whose fields come from the script and from the

@@ -103,8 +103,8 @@ def _mistyped(
 ) -> list[Found]:
     """Return a finding if every present set of columns has a column of a wrong or unknown type."""
     if facts.uses.typed is None and facts.uses.called("cast_column", "cast"):
-        return []  # the script gives columns other types
-    # The script may name the text column; a mask is often called label.
+        return []  # the script changes the types of columns
+    # The script may choose the name of the text column; a column of masks is often called label.
     serves = {str(facts.uses.setting("dataset_text_field")): "text"}
     if method == "segmentation":
         serves["label"] = "mask"

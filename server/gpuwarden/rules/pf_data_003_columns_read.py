@@ -18,7 +18,7 @@ _MADE = frozenset(
     fix="Read a column that the dataset has.",
 )
 def columns_read(facts: SubmitFacts) -> Iterator[Found]:
-    """The columns that the script's own row functions read exist.
+    """The dataset has the columns that the script's own row functions read.
 
     Why: a `map` over the rows raises KeyError at the first row, after the download. A column that is read only for some
     rows, depending on their content, is a warning.

@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     """A run that evaluates has an evaluation dataset.
 
-    Why: the trainer's constructor fails with an eval_strategy and no eval_dataset.
+    Why: the trainer's constructor fails if eval_strategy is set without an eval_dataset.
 
     Example:
         args = TrainingArguments(output_dir="out", eval_strategy="steps")

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Set max_steps in the training arguments.",
 )
 def stream_has_steps(facts: SubmitFacts) -> Iterator[Found]:
-    """Training on a streamed dataset has a number of steps.
+    """Training on a streamed dataset sets a number of steps.
 
     Why: a stream has no length, so the trainer can't count epochs and refuses to start.
 

@@ -22,7 +22,7 @@ def imports_declared(facts: SubmitFacts) -> Iterator[Found]:
     """Every third-party import has an entry in the script's header.
 
     Why: `uv run` installs only the packages that the header lists. An import that is installed only as a dependency of
-    another package is reported too, because that may change.
+    another package is reported too, because the other package may drop it.
 
     Example:
         # dependencies = ["torch>=2.8"]

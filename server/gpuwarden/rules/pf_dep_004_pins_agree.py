@@ -8,10 +8,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-DEP-004",
     gate="submit",
     severity=Severity.WARNING,
-    fix="Choose compatible releases, or remove the condition of one of them.",
+    fix="Choose compatible releases, or remove one of the version constraints.",
 )
 def pins_agree(facts: SubmitFacts) -> Iterator[Found]:
-    """The conditions of the header allow compatible releases.
+    """The version constraints in the header allow compatible releases.
 
     Why: if every allowed release of one package excludes every allowed release of another, the resolver fails, after
     the machine was rented. The requirements come from the metadata of the wheels, one release for each minor version.

@@ -15,8 +15,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def engine_answers(facts: SubmitFacts) -> Iterator[Found]:
     """The engine that would run the job reports its limits.
 
-    Why: a scheduler may be down, too old or give an unexpected answer. A job that is submitted without its limits may
-    be lost, run twice or wait forever. An unknown limit is never read as "no limit".
+    Why: a scheduler may be down or too old, or give an unexpected answer. A job that is submitted without its limits
+    may be lost, run twice or wait forever. An unknown limit is never read as "no limit".
 
     Example:
         submit_job(platform="slurm/cluster", script=train)  # its controller is down
@@ -25,7 +25,7 @@ def engine_answers(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="slurm/cluster", script=train)  # once `sinfo` answers again
 
     """
-    unusable = any(f.rule == "PF-PLACE-001" and f.blocks for f in facts.looked)  # that rule reports the cause
+    unusable = any(f.rule == "PF-PLACE-001" and f.blocks for f in facts.looked)  # PF-PLACE-001 reports the cause
     if isinstance(facts.engine, Unknown) and not unusable:
         yield Found(f"{facts.spec.platform} does not report its limits: {facts.engine.why}")
     elif facts.limits is not None and facts.limits.unread:

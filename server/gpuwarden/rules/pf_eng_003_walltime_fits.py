@@ -16,7 +16,7 @@ def walltime_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The allocation is not longer than the queue, the account and the QOS allow.
 
     Why: an engine rejects a job that is too long for its queue, or accepts it and lets it wait forever. The allocation
-    is the job's timeout with some room to start and to save. `options.walltime_s` splits a longer job into several
+    is the job's timeout plus some time to start and to save. `options.walltime_s` splits a longer job into several
     allocations: it saves, is queued again and continues from its checkpoint.
 
     Example:

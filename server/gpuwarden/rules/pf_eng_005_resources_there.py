@@ -16,8 +16,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def resources_there(facts: SubmitFacts) -> Iterator[Found]:
     """The machines of the queue have the requested resources.
 
-    Why: a job is rejected if it requests more than any machine of its queue has, or waits forever, with the same reason
-    as for busy machines.
+    Why: a job is rejected if it requests more than any machine of its queue has, or waits forever, and the engine shows
+    the same reason as for busy machines.
 
     Example:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=8, script=train)  # its machines have four

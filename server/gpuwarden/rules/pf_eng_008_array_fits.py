@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-ENG-008",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Submit fewer jobs at a time: make the fan-out smaller, split it, or wait for present jobs to end.",
+    fix="Submit fewer jobs at a time: make the fan-out smaller, split it, or wait for current jobs to end.",
 )
 def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The engine accepts this number of jobs at a time and lets them run.

@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES, REPORT_V
     "PF-ENV-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Pass it in env, name it in secrets, or read it with a default.",
+    fix="Pass the variable in env, name it in secrets, or read it with a default.",
 )
 def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     """Variables that the script requires are passed to it.

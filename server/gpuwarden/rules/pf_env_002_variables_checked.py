@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.ecosystem_tables import GIVEN_VARIABLES
     "PF-ENV-002",
     gate="submit",
     severity=Severity.INFO,
-    fix="Stop early with a clear message if it is empty.",
+    fix="Stop early with a clear message if the variable is empty.",
 )
 def variables_checked(facts: SubmitFacts) -> Iterator[Found]:
     """Variables that may be missing are checked before they are used.

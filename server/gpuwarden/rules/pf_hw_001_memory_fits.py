@@ -7,11 +7,11 @@ from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.setup import run_of
 
 WIDEST: Final = 3.0
-"""The largest ratio of an interval's ends for a warning; a wider interval is too uncertain."""
+"""Maximum ratio of an interval's upper to its lower end for a warning; a wider interval is too uncertain."""
 REACHED: Final = 0.9
-"""Part of the interval, in logarithms, above which there are few published peaks: one in sixteen (`published.py`)."""
+"""Position in the interval, on a logarithmic scale; one in sixteen published peaks is above it (`published.py`)."""
 ROUNDED: Final = 0.5
-"""Rounding of a card's nominal size, in GB."""
+"""Tolerance for the rounding of a card's nominal memory size, in GB."""
 
 
 @rule(
@@ -24,9 +24,9 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
     """The model and its training state fit into the GPU's memory.
 
     Why: the job certainly runs out of memory if even the lowest estimate does not fit, and probably if only the lowest
-    does. The estimate is computed from the model's config.json, and the finding names the formula; for several GPUs it
-    assumes ideal sharding. An estimate gives no warning if its upper end is more than three times its lower end, or if
-    only its highest tenth is too large.
+    one fits. The estimate is computed from the model's config.json, and the finding names the formula; for several GPUs
+    it assumes ideal sharding. An estimate gives no warning if its upper end is more than three times its lower end, or
+    if only its highest tenth is too large.
 
     Example:
         submit_job(gpu="t4-small", script=full_fine_tuning_of_an_8b_model)
@@ -44,14 +44,14 @@ def memory_fits(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"{model.use.id} needs {need} to train; {gpu[1]} x {gpu[0].name} has {room} GB ({need.how})")
     elif need.low > gpu[0].gb:
         yield Found(
-            f"{model.use.id} needs {need} to train, more than one {gpu[0].name} has ({gpu[0].gb} GB)",
+            f"{model.use.id} needs {need} to train, but one {gpu[0].name} has {gpu[0].gb} GB",
             severity=Severity.WARNING,
             fix="Shard it with FSDP or DeepSpeed ZeRO-3, or take a larger GPU.",
         )
     elif need.within(REACHED) > gpu[0].gb + ROUNDED and need.width <= WIDEST and facts.uses.typed is None:
         # Shipped trainers, which have typed settings, halve the rows per step if memory runs out.
         yield Found(
-            f"{model.use.id} may need more than {gpu[0].name} has: {need} of {gpu[0].gb} GB ({need.how})",
+            f"{model.use.id} may need more memory than {gpu[0].name} has: {need} of {gpu[0].gb} GB ({need.how})",
             severity=Severity.WARNING,
-            fix="Try a few steps first; the need depends on batch size, length and checkpointing.",
+            fix="Try a few steps first; the memory use depends on batch size, length and checkpointing.",
         )

@@ -34,11 +34,11 @@ def gpu_can(facts: SubmitFacts) -> Iterator[Found]:
     if uses.setting("bf16") is True or uses.setting("tf32") is True:
         what = "bf16" if uses.setting("bf16") is True else "tf32"
         yield Found(
-            f"line {uses.line_of(what)} uses {what}, which {name} does not have",
+            f"line {uses.line_of(what)} uses {what}, which {name} does not support",
             fix=f"Set fp16=True, {what}=False.",
         )
     elif uses.methods and of_trl and "bf16" not in uses.settings and uses.setting("fp16") is not True:
-        yield Found(f"trl uses bf16 by default, which {name} does not have", fix="Set fp16=True, bf16=False.")
+        yield Found(f"trl uses bf16 by default, which {name} does not support", fix="Set fp16=True, bf16=False.")
     if any("flash_attention" in str(c.kwargs.get("attn_implementation")) for c in uses.calls):
         yield Found(f"flash attention needs Ampere or newer, not {name}", fix='Use attn_implementation="sdpa".')
     header = facts.script.header if facts.script else None

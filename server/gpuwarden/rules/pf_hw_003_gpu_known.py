@@ -14,7 +14,7 @@ def gpu_known(facts: SubmitFacts) -> Iterator[Found]:
     """The requested GPU is in the table of known GPUs.
 
     Why: memory and precision can't be checked for a name without an entry in the table. The job is not refused, because
-    platforms add new GPUs faster than the table. The platform's quote decides whether it offers the GPU.
+    platforms add new GPUs before the table does. The platform's quote decides whether it offers the GPU.
 
     Example:
         submit_job(gpu="fast-one")

@@ -21,7 +21,7 @@ _LAUNCHERS = (
     fix="Start it with accelerate launch or torchrun, or rent one GPU.",
 )
 def processes_for_gpus(facts: SubmitFacts) -> Iterator[Found]:
-    """Several GPUs are used by several processes.
+    """A job with several GPUs starts several processes.
 
     Why: plain `python train.py` on a machine with four GPUs uses one, or fails in trl with an error about
     DataParallel; all four are billed.

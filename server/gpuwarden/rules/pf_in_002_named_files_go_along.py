@@ -18,7 +18,7 @@ _SUFFIXES = re.compile(r"\.(jsonl?|csv|tsv|parquet|py|ya?ml)$")
 def named_files_go_along(facts: SubmitFacts) -> Iterator[Found]:
     """The files in a shipped trainer's settings are among the inputs.
 
-    Why: the rented machine does not have this computer's files, so the trainer ends there at once.
+    Why: the rented machine does not have this computer's files, so the trainer fails there at once.
 
     Example:
         submit_job(script=sft, args=["--model", "Qwen/Qwen3-0.6B", "--dataset", "data/train.jsonl"])

@@ -12,10 +12,10 @@ _NOWHERE = re.compile(r"(lo|docker\d*|br-\w*|virbr\d*|veth\w*|cni\d*)")
     "PF-NODE-003",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Name the interface that leads to the other nodes, or leave the variable out.",
+    fix="Name the interface that reaches the other nodes, or leave the variable out.",
 )
 def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
-    """The network interface for ranks on several nodes leads to the other nodes.
+    """The network interface for ranks on several nodes reaches the other nodes.
 
     Why: ranks can't connect over the loopback or a container bridge. The job hangs at its start while all nodes are
     billed.
@@ -33,4 +33,4 @@ def interface_leads_out(facts: SubmitFacts) -> Iterator[Found]:
         value = facts.spec.env.get(name, "")
         words = [] if value.startswith("^") else [word for word in value.lstrip("=").split(",") if word]
         if words and all(_NOWHERE.fullmatch(word) for word in words):
-            yield Found(f"{name} is {line(value, 60)}, which does not lead to other nodes")
+            yield Found(f"{name} is {line(value, 60)}, which does not reach other nodes")

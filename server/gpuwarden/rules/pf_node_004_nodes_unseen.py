@@ -8,7 +8,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-NODE-004",
     gate="submit",
     severity=Severity.INFO,
-    fix="Before a long run, test such nodes together once, in an allocation like this one.",
+    fix="Before a long run, test the nodes together in a similar allocation.",
 )
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
     """The user knows if a job runs on several nodes that were not checked.

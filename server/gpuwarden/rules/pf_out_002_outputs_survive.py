@@ -58,6 +58,6 @@ def _judge(facts: SubmitFacts, profile: Profile, output: str) -> Iterator[Found]
     else:
         yield Found(
             f"{output} is deleted by {spec.teardown}, as is every path of this machine",
-            fix="Nothing now: pull and verify it before the teardown; the teardown gate requires that.",
+            fix="No change is needed now: pull and verify it before the teardown; the teardown gate requires that.",
             severity=Severity.WARNING,
         )

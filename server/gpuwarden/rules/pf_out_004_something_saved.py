@@ -11,7 +11,7 @@ dump write write_text write_bytes copytree copy move merge_and_unload export
 """
 _SAVES = frozenset(_NAMES.split())
 _REPORTS = frozenset({"dump", "write", "write_text", "to_json", "to_parquet", "copy", "copytree", "move"})
-"""Calls by which a script with a Trainer writes metrics, settings and copies, but not the model."""
+"""Calls with which a script with a Trainer writes metrics, settings and copies, but not the model."""
 _TEXTS = frozenset({".txt", ".log", ".csv", ".tsv", ".md"})
 _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
 
@@ -23,10 +23,10 @@ _PICKLES = frozenset({"pickle.dump", "joblib.dump"})
     fix="Save the model, at least at the end and better at intervals.",
 )
 def something_saved(facts: SubmitFacts) -> Iterator[Found]:
-    """A script that trains also saves.
+    """A script that trains a model also saves it.
 
-    Why: a loop without a save succeeds without a result. The trainers of transformers and trl save by themselves,
-    unless save_strategy="no" turns that off; a file of metrics does not replace the model.
+    Why: a training loop that saves nothing succeeds without a result. The trainers of transformers and trl save by
+    themselves, unless save_strategy="no" turns that off; a file of metrics does not replace the model.
 
     Example:
         for batch in batches:
@@ -43,7 +43,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
     if uses.trainers:
         kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls)
         if uses.setting("save_strategy") == "no" and not kept:
-            yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and the script has no other save")
+            yield Found(f"line {uses.line_of('save_strategy')} turns saving off, and nothing else in the script saves")
         return
     if not any(c.last == "backward" for c in uses.calls):
         return

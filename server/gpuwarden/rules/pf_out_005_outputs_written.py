@@ -17,11 +17,11 @@ _REPOS = ("/hub/models/", "/hub/datasets/")
 def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     """The script writes every output that the job declares.
 
-    Why: a declared output is a promise of the spec, not of the script. If the spec names a repo and the script never
-    pushes, the model is lost and nothing fails. The saves of trainers and the calls that save or push are compared with
-    the outputs. If code that can't be analyzed may write too, or if the script saves to another folder that survives
-    the job, this is a warning instead of an error. A script without any call, such as a comment that names its new
-    location, writes nothing either.
+    Why: declaring an output does not make the script write it. If the spec names a repo and the script never pushes,
+    the model is lost and nothing fails. The saves of trainers and the calls that save or push are compared with the
+    outputs. If code that can't be analyzed may write too, or if the script saves to another folder that survives the
+    job, this is a warning instead of an error. A script without any call, such as one with only a comment that names
+    its new location, writes nothing either.
 
     Example:
         submit_job(script='torch.save(model.state_dict(), "results/model.pt")', outputs=["out"])
@@ -36,7 +36,7 @@ def outputs_written(facts: SubmitFacts) -> Iterator[Found]:
     for output in facts.spec.outputs:
         if output.startswith(_REPOS):
             yield from _pushed(facts, output)
-        elif uses.typed is None:  # PF-OUT-003 compares the folder of a shipped trainer
+        elif uses.typed is None:  # PF-OUT-003 checks the output folder of a shipped trainer
             yield from _written(facts, output)
 
 
@@ -70,14 +70,14 @@ def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
     message = f"nothing in the script saves to {output}" + (
         f"; it saves to {', '.join(elsewhere)}" if elsewhere else ""
     )
-    if any(_outlives(facts, path) for path in elsewhere):  # the teardown gate names an undeclared checkpoint
+    if any(_outlives(facts, path) for path in elsewhere):  # the teardown gate will report it as undeclared
         yield Found(message, severity=Severity.WARNING)
     else:
         yield _judged(facts, message)
 
 
 def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
-    """Return an error; a warning if code that can't be analyzed may write, or if the platform is not metered."""
+    """Return an error, or a warning if unanalyzed code may write the output or if the platform is not metered."""
     unseen = facts.uses.savers
     if unseen:
         return Found(f"{message}; {unseen[0]}, which is not analyzed, may do so", fix=fix, severity=Severity.WARNING)

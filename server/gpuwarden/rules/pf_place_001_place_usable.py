@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Fix the machine, or choose another platform.",
 )
 def place_usable(facts: SubmitFacts) -> Iterator[Found]:
-    """The machine on which the job would run can be used.
+    """The machine on which the job would run is usable.
 
     Why: a job fails before its start if a folder can't be written or a program is missing. Only an existing machine can
     be probed before the launch, such as this computer or a host reached over SSH. A rented machine is probed after it

@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.env_and_shell import installed
 _NO_NETWORK = "Install them next to gpuwarden, or ask the user to set network = true under [local] in the policy."
 _NO_UV_THERE = "Choose a machine or an image that has it, or change the header."
 _NO_UV = (
-    "Install uv there, which installs the packages of a header, or install these packages for that Python.",
+    "Install uv there, so that it can install the header's packages, or install them for that Python.",
     "The user may allow gpuwarden to copy uv to SSH machines: bring_uv = true under [hosts] in the policy.",
 )
 
@@ -41,15 +41,15 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
     there = facts.readiness.value
     asked, where = ", ".join(there.unmet), there.where or "there"
     if there.no_python:
-        yield Found(f"the runner needs a Python, and none is {where}", "Choose an image that has `python3`.")
+        yield Found(f"the runner needs Python, but none is installed {where}", "Choose an image that has `python3`.")
     elif there.trouble:
         yield Found(there.trouble, "Fix the `# /// script` block.")
     elif not there.starts_header and there.uv is Uv.MISSING:
         message = f"the header requires {asked}, which Python {there.python} {where} does not have"
-        yield Found(f"{message}, and uv is not {where}")
+        yield Found(f"{message}, and uv is not installed {where}")
     elif not there.starts_header and there.uv is Uv.UNUSED:
         python = f"Python {there.python} {where}" if there.python else f"the environment {where}"
-        message = f"the header requires {asked}, but {python} does not have it; uv starts no job there"
+        message = f"the header requires {asked}, but {python} does not have it; jobs there are not started with uv"
         own = facts.script is not None and installed(facts.script.uses.shells, "pip")
         yield Found(message, _NO_UV_THERE, Severity.WARNING if own else None)  # the script installs packages itself
     elif not there.starts_header:
@@ -58,5 +58,5 @@ def packages_there(facts: SubmitFacts) -> Iterator[Found]:
         yield Found(f"gpuwarden copies uv to the machine to install {asked}", "Nothing to do.", Severity.INFO)
     if there.no_modules:
         names, program = ", ".join(there.no_modules), facts.spec.command[0]
-        cure = "Install them there, or submit the program as a script, whose header uv satisfies."
+        cure = "Install them there, or submit the program as a script, whose packages uv installs."
         yield Found(f"{program} {where} can't import {names}", cure, Severity.WARNING if there.where else None)

@@ -8,7 +8,7 @@ from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
 
 _CURE = (
-    "Choose a platform that has it.",
+    "Choose a platform that has this GPU.",
     do(Action.LEAVE_OUT_ARGUMENT, "to use the hardware of the machine", alternative=True, name="gpu"),
 )
 
@@ -31,7 +31,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
     if not isinstance(facts.readiness, Known) or not asked or asked.lower().startswith("cpu"):
         return
     if facts.readiness.value.where:
-        return  # PF-ENG-005 counts those of an engine
+        return  # PF-ENG-005 checks the GPUs of an engine
     names, wanted = facts.readiness.value.gpus, gpu_of(asked)
     if names is None:
         why = facts.readiness.value.gpus_why
@@ -48,7 +48,7 @@ def gpu_there(facts: SubmitFacts) -> Iterator[Found]:
 
 
 def _is(name: str, asked: str) -> bool:
-    """Return whether the driver's name of a GPU means the requested one, with any size of memory."""
+    """Return whether the driver's name of a GPU matches the requested one, with any size of memory."""
     found, wanted = gpu_of(name), gpu_of(asked)
     if found and wanted:
         return found[0].name.partition("-")[0] == wanted[0].name.partition("-")[0]

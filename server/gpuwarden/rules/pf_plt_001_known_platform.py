@@ -27,5 +27,5 @@ def known_platform(facts: SubmitFacts) -> Iterator[Found]:
         real = [name for name in facts.platforms if not name.startswith("rehearsal/")]
         near = difflib.get_close_matches(facts.spec.platform, facts.platforms, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        there = f"{', '.join(real)}, and rehearsal/NAME of a rented one"
+        there = f"{', '.join(real)}, and rehearsal/NAME for a rented platform"
         yield Found(f"unknown platform {facts.spec.platform!r}{meant}; known platforms: {there}")

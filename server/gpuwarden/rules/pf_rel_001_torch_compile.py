@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
 def torch_compile(facts: SubmitFacts) -> Iterator[Found]:
     """torch.compile is used only after the script has succeeded once.
 
-    Why: it saves a tenth or a fifth of the time and adds its own failures (no compiler in the image, recompilation at
+    Why: it saves a tenth to a fifth of the time and adds its own failures (no compiler in the image, recompilation at
     every new sequence length, bf16 kernels on a T4) with misleading messages. In a first run, they hide whether the
     script itself works.
 

@@ -8,10 +8,10 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-REL-002",
     gate="submit",
     severity=Severity.WARNING,
-    fix='Use optim="adamw_torch" unless the memory is needed; it is safe with QLoRA, and once a run has worked.',
+    fix='Use optim="adamw_torch" unless memory is short; 8-bit is safe with QLoRA, or after a run has worked.',
 )
 def plain_optimizer(facts: SubmitFacts) -> Iterator[Found]:
-    """A first run uses the plain optimizer unless the memory is needed.
+    """A first run uses the plain optimizer unless memory is short.
 
     Why: 8-bit optimizers need bitsandbytes with kernels for the CUDA version of the image, which is one more possible
     failure of a first run. They save about 6 bytes for each trained parameter, which matters for full fine-tuning but

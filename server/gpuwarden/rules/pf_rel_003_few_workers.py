@@ -15,8 +15,8 @@ MOST = 4
 def few_workers(facts: SubmitFacts) -> Iterator[Found]:
     """Data is loaded by a few workers.
 
-    Why: each worker is a process with its own copy of the data. Small instances have four cores, containers 64 MB of
-    shared memory, and the kernel kills the job first.
+    Why: each worker is a process with its own copy of the data. Small instances have four cores, and containers have 64
+    MB of shared memory. If memory runs out, the kernel kills the job.
 
     Example:
         TrainingArguments(output_dir="out", dataloader_num_workers=32)

@@ -30,4 +30,4 @@ def rehearsal_passed(facts: SubmitFacts) -> Iterator[Found]:
         return
     where = f" at line {found.line}" if found.line else ""
     severity = Severity.ERROR if found.certain else Severity.WARNING
-    yield Found(f"its rehearsal failed{where}: {quoted(found.message, 400)}", severity=severity)
+    yield Found(f"the rehearsal failed{where}: {quoted(found.message, 400)}", severity=severity)

@@ -15,7 +15,7 @@ def no_secret_values(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: arguments are visible to every process of the machine, and specs are stored in the ledger. Secrets are passed
     by name only; their values come from the user's environment and reach the job through a pipe. Revoke a value that
-    was written down once.
+    was ever written to one of them.
 
     Example:
         submit_job(env={"HF_TOKEN": "hf_..."}, script=train)  # the value itself

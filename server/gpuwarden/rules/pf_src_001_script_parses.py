@@ -16,12 +16,12 @@ from gpuwarden.static_analysis.script import with_grammar
 def script_parses(facts: SubmitFacts) -> Iterator[Found]:
     """The script is valid Python with a valid header.
 
-    Why: a syntax error costs nothing here, but a rental on the platform. The script is parsed, never executed, and its
-    PEP 723 header is read as TOML. If a script can't be parsed, its imports, repos and outputs are unknown, so the
-    other rules about scripts can't check it. The grammar is that of the Python versions that the header allows,
-    independent of gpuwarden's own. A script that none of them can parse is an error. A script that only later ones can
-    parse is a warning, unless the place has such a Python. If the header requires a Python that gpuwarden does not
-    know, a syntax error is a warning.
+    Why: a syntax error that is found here costs nothing; on the platform it costs a rental. The script is parsed, never
+    executed, and its PEP 723 header is read as TOML. If a script can't be parsed, its imports, repos and outputs are
+    unknown, so the other rules about scripts can't check it. The grammar is that of the Python versions that the header
+    allows, independent of gpuwarden's own. A script that no allowed version can parse is an error. A script that only
+    later ones can parse is a warning, unless the machine has such a Python. If the header requires a Python that
+    gpuwarden does not know, a syntax error is a warning.
 
     Example:
         submit_job(script="def train(:")
@@ -36,12 +36,12 @@ def script_parses(facts: SubmitFacts) -> Iterator[Found]:
         return
     header, grammar = facts.script.header, facts.script.grammar
     if facts.script.error:
-        cure = "Rewrite it for the Python that the header requires, or require a later one." if grammar else ""
+        cure = "Rewrite it for the Python that the header requires, or require a later version." if grammar else ""
         yield Found(facts.script.error, cure, Severity.WARNING if facts.script.newer else None)
         return
     chosen = isinstance(facts.readiness, Known) and facts.readiness.value.python and facts.spec.script is not None
     if grammar is not None and with_grammar(header, grammar) != header and not chosen:
         asked = header.requires_python if header else None
-        why = f"requires-python {asked!r} allows earlier ones" if asked else "the header does not require it"
+        why = f"requires-python {asked!r} allows earlier versions" if asked else "the header does not require it"
         fix = 'Write requires-python = ">={}.{}" in the header.'.format(*grammar.version)
         yield Found(f"{described(grammar)}, and {why}", fix, Severity.WARNING)

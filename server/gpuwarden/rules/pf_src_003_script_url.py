@@ -13,7 +13,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Use the raw address of the file.",
 )
 def script_url(facts: SubmitFacts) -> Iterator[Found]:
-    """The URL of a script is that of the file itself, not of a page about it.
+    """The URL of a script is that of the file itself, not of a web page that shows it.
 
     Why: the URL in the browser is that of a page. Downloading it returns HTML, and Python fails only when it runs that
     HTML. If gpuwarden fetched the URL, the response is checked too.

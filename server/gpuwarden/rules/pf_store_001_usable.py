@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import SubmitFacts
     "PF-STORE-001",
     gate="submit",
     severity=Severity.ERROR,
-    fix="Ask the user to fix the address, the rights or the variables, "
+    fix="Ask the user to fix the address, the permissions or the variables, "
     "or leave out the artifact store and pull the outputs.",
 )
 def store_usable(facts: SubmitFacts) -> Iterator[Found]:
@@ -17,7 +17,7 @@ def store_usable(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a store that can't be read proves nothing at the teardown gate, and an upload without credentials fails on a
     billed machine. The uploader's credentials have separate names (GPUWARDEN_STORE_AWS_ACCESS_KEY_ID,
-    GPUWARDEN_STORE_HF_TOKEN), so that a write-only key can go to the machine while the key that reads stays here.
+    GPUWARDEN_STORE_HF_TOKEN), so that a write-only key can go to the machine while the read key stays here.
 
     Example:
         submit_job(artifact_store="s3://runs/team-a")  # there is no such bucket, or no key for it

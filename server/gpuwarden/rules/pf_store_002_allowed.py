@@ -14,8 +14,9 @@ def store_allowed(facts: SubmitFacts) -> Iterator[Found]:
     """The user's list of artifact stores covers the job's store.
 
     Why: a job's outputs are uploaded with the user's credentials to the store that its arguments name. A list in the
-    policy's [artifact_stores] limits the allowed stores: an entry covers its own address and everything under it, part
-    by part, so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a job may name any store.
+    policy's [artifact_stores] limits the allowed stores: an entry covers its own address and everything under it,
+    compared part by part, so `s3://runs/team` does not cover `s3://runs/team-b`. Without a list, a job may name any
+    store.
 
     Example:
         submit_job(artifact_store="s3://other-bucket/x")  # [artifact_stores] allowed = ["s3://training-runs/team-a"]

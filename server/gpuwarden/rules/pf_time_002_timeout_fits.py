@@ -29,6 +29,6 @@ def timeout_fits(facts: SubmitFacts) -> Iterator[Found]:
     needed = round(spec.estimate_s * MARGIN)
     if spec.timeout_s < needed:
         yield Found(
-            f"the timeout is {spec.timeout_s} s, the estimate {spec.estimate_s} s; with 30 % of room it is {needed} s",
+            f"the timeout is {spec.timeout_s} s, but the estimate is {spec.estimate_s} s, {needed} s with 30 % of room",
             fix=do(Action.SET_ARGUMENT, name="timeout_s", at_least=needed),
         )

@@ -9,7 +9,7 @@ from gpuwarden.static_analysis.estimate.setup import run_of
 from gpuwarden.static_analysis.estimate.time import START_S, duration, shortest
 
 SHORT_S: Final = 180
-"""Seconds below which a rented machine often does not complete the start."""
+"""Minimum timeout in seconds; with less, a rented machine often does not complete its start."""
 WHOLE_S: Final = 90
 """Seconds that a rented machine certainly needs to start, import, load a model, train on a full dataset and save."""
 # Settings, flags and methods that make a run shorter than its data.
@@ -62,7 +62,7 @@ def covers_estimate(facts: SubmitFacts) -> Iterator[Found]:
         shorter = (named | uses.flags.keys()) & _LIMITS or "**" in uses.settings or uses.called(*_PARTS)
         start = f"image, packages and weights alone take {START_S[0]:.0f} to {START_S[1]:.0f} s"
         if least is None and timeout < WHOLE_S and whole and not shorter:
-            yield Found(f"the timeout is {timeout} s; {start}, and the steps of this run have no limit")
+            yield Found(f"the timeout is {timeout} s; {start}, and this run has no step limit")
         else:
             yield Found(f"the timeout is {timeout} s; {start}", severity=Severity.WARNING)
 

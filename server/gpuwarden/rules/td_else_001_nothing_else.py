@@ -11,13 +11,13 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-ELSE-001",
     gate="teardown",
     severity=Severity.WARNING,
-    fix="Make sure that it is no longer needed.",
+    fix="Make sure that these processes and files are no longer needed.",
 )
 def nothing_else(facts: TeardownFacts) -> Iterator[Found]:
-    """No other process or recent file is on the machine.
+    """The machine has no other processes and no recent files.
 
-    Why: the user's own shells, downloads and files on the machine are lost with it too. gpuwarden can't decide whether
-    that matters, so it is shown to the approver.
+    Why: the user's own shells, downloads and files on the machine are lost too. gpuwarden can't decide whether that
+    matters, so the finding is shown to the approver.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the user edits /opt/notes.txt in vim there

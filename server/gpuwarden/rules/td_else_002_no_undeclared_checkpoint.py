@@ -20,7 +20,7 @@ def no_undeclared_checkpoint(facts: TeardownFacts) -> Iterator[Found]:
     """The declared outputs cover every checkpoint on the machine.
 
     Why: no proof covers the weights of a job that saved to an undeclared path, and the teardown would delete them.
-    Declare and pull them afterwards, or let the user accept their loss by name at a terminal.
+    Declare and pull them afterwards, or let the user accept their loss at a terminal by typing the file names.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # outputs=["out"], and /opt/extra/model.safetensors is there

@@ -17,7 +17,7 @@ def job_ended(facts: TeardownFacts) -> Iterator[Found]:
 
     Why: a running job may still be writing, and a preempted one may still need its files. A paused job has no process;
     after a stop it resumes on its machine, after a termination from a copy. A job in an unknown state counts as
-    running: that its machine did not answer is no evidence that the job has ended.
+    running: a machine that does not answer is no evidence that the job has ended.
 
     Example:
         teardown_request(job_id="j1", verb="terminate")  # the job is running

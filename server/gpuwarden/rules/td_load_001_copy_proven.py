@@ -35,7 +35,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """
     if facts.gone or not facts.dying or any(not f.copied and not f.stored for f in facts.dying):
         return  # TD-COPY-001 reports these
-    # A second copy of the same bytes does not improve a refuted copy.
+    # If the copy was refuted, another copy of the same bytes does not help.
     left_unproven = all(f.stored for f in facts.dying) and facts.copy_verdict in {None, Verdict.UNKNOWN}
     unread = [f for f in facts.dying if not f.copied or left_unproven]
     if unread:

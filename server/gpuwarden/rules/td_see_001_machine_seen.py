@@ -9,7 +9,7 @@ from gpuwarden.rules.facts import TeardownFacts
     "TD-SEE-001",
     gate="teardown",
     severity=Severity.UNKNOWN,
-    fix="Call again in a minute. Start a machine that is off on its platform first.",
+    fix="Call again in a minute. If the machine is off, start it on its platform first.",
 )
 def machine_seen(facts: TeardownFacts) -> Iterator[Found]:
     """The machine and its files can be read.

@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import TeardownFacts
     fix="Terminate instead, once all outputs are safe.",
 )
 def meter_stops(facts: TeardownFacts) -> Iterator[Found]:
-    """The verb ends all billing.
+    """The requested verb ends all billing.
 
     Why: on most platforms, the disk of a stopped machine is billed until the machine is terminated.
 

@@ -1,4 +1,4 @@
-"""Find the columns that a training program reads, renames and makes."""
+"""Find the columns that a training program reads, renames and creates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESHAPES = frozenset(
 
 
 def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
-    """Return the renamed columns, the new columns, and whether rows are changed in ways that are not followed."""
+    """Return the renamed columns, the new columns, and whether rows are changed in ways that can't be analyzed."""
     renames: dict[str, str] = {}
     reshaped = False
     makes: set[str] = set()
@@ -40,7 +40,7 @@ def columns_of(program: Program) -> tuple[dict[str, str], set[str], bool]:
 
 
 def renamed_by(call: Call) -> dict[str, str] | None:
-    """Return the columns that a call renames, None if they are unknown."""
+    """Return the columns that a call renames, or None if they are unknown."""
     if len(call.args) >= 2 and all(isinstance(a, str) for a in call.args[:2]):
         return {call.args[0]: call.args[1]}
     mapping = call.get("column_mapping", 0)
@@ -72,10 +72,11 @@ def column_reads(program: Program) -> Iterator[tuple[str, int]]:
 
 
 def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[str]]]:
-    """Yield the columns that those functions read only from some rows, with the columns whose values decide that.
+    """Yield the columns that row functions read only if other columns have certain values, with those other columns.
 
-    Only conditions that look up the deciding columns with `get` count: in a dataset with these columns, such rows are
-    likely. A condition that tests whether a row has a column, or that is not about the row, yields nothing.
+    Only conditions that look up the other columns with `get` count, because a dataset that has these columns probably
+    has such rows. A condition that tests whether a row has a column, or that does not depend on the row, yields
+    nothing.
     """
     runs = {id(node) for node, _ in program.nodes} - program.optional
     functions = {n.name: n for n, _ in program.nodes if isinstance(n, ast.FunctionDef)}
@@ -95,7 +96,7 @@ def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[s
 
 
 def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
-    """Return the columns that a condition on a row's content looks up by `get`, None for any other condition."""
+    """Return the columns that a condition on a row looks up with `get`, or None for any other condition."""
     found: set[str] = set()
     for node in ast.walk(test):
         match node:
@@ -127,7 +128,7 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from a function's row, an empty string if it reads none."""
+    """Return the column that a node reads from the row passed to a function; empty if it reads none."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""

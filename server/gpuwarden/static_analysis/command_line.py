@@ -1,4 +1,4 @@
-"""Find the flags that a script's command line accepts, by argparse or as fields of dataclasses."""
+"""Find the flags that a script's command line accepts, declared with argparse or as fields of dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.static_analysis.package_usage import OWN
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 
 _DATACLASS_PARSERS = {"HfArgumentParser": False, "TrlParser": True, "H4ArgumentParser": True}
-"""Parsers of dataclasses, and whether each reads `--config FILE` itself."""
+"""Parsers that read dataclasses, and whether each of them handles `--config FILE` itself."""
 _EXACT = frozenset({"parse_args", "parse_args_into_dataclasses", "parse_args_and_config"})
 _TOLERANT = frozenset({"parse_known_args", "parse_known_intermixed_args"})
 
@@ -20,8 +20,8 @@ class CommandLine:
     """The flags that a script declares.
 
     `flags` maps a flag, with dashes as underscores, to the strings that it accepts (empty: any). `classes` are the
-    dataclasses whose fields are flags too. `abbreviates`: a prefix is enough. `ignores`: unknown flags have no effect.
-    `partial`: other code may add flags, or read the unknown ones.
+    dataclasses whose fields are also flags. `abbreviates`: flags may be abbreviated. `ignores`: unknown flags have no
+    effect. `partial`: other code may add flags, or read the unknown ones.
     """
 
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class CommandLine:
 
 
 def command_line(program: Program) -> CommandLine | None:
-    """Return the command line of a program; None if it has none, or if some of it is unknown."""
+    """Return the command line of a program; None if it has none, or if it can't be determined completely."""
     parsers = [c for c in program.calls if c.last in {"ArgumentParser", *_DATACLASS_PARSERS}]
     last = {c.last for c in program.calls}
     if len(parsers) != 1 or "add_subparsers" in last or not last & (_EXACT | _TOLERANT):
@@ -70,7 +70,7 @@ def command_line(program: Program) -> CommandLine | None:
 
 def _elsewhere(call: Call) -> bool:
     """Return true if a call parses anything other than the command line."""
-    given = (call.get(name) for name in ("args", "args_filename"))  # not among the job's files
+    given = (call.get(name) for name in ("args", "args_filename"))  # a list or a file of arguments
     return any(a is not None for a in (*call.args, *given))
 
 
@@ -81,7 +81,7 @@ def _tolerates(call: Call) -> bool:
 
 
 def _drops_rest(program: Program, parse: ast.Call) -> bool:
-    """Return true if the last result of a tolerant call, the unknown flags, is never read."""
+    """Return true if the unknown flags, which are the last result of a tolerant call, are never read."""
     read = {node.id for node, _ in program.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node, _ in program.nodes:
         match node:
@@ -94,7 +94,7 @@ def _drops_rest(program: Program, parse: ast.Call) -> bool:
 
 def _escapes(program: Program, holders: set[str]) -> bool:
     """Return true if the parser is passed to code that may add flags."""
-    # After `return parser` the caller has the same flags.
+    # A function that returns the parser does not add flags.
     returned = {id(node.value) for node, _ in program.nodes if isinstance(node, ast.Return)}
     methods: set[int] = set()
     for node, _ in program.nodes:
@@ -133,7 +133,7 @@ def _declared(program: Program) -> dict[str, tuple[str, ...]] | None:
 
 
 def _classes(program: Program, parser: ast.Call) -> Iterator[str]:
-    """Yield the dataclasses of a parser, an empty string for one without a known name."""
+    """Yield the names of a parser's dataclasses, and an empty string for each one whose name is unknown."""
     given = next(
         (k.value for k in parser.keywords if k.arg == "dataclass_types"), parser.args[0] if parser.args else None
     )

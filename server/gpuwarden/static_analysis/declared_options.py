@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuwarden.static_analysis.three_valued import UNKNOWN
 
-_FIELD = frozenset({"field", "Field", "Option", "Argument"})  # the default is an argument of the call
+_FIELD = frozenset({"field", "Field", "Option", "Argument"})  # calls with the default as an argument
 _FLAGS = {"store_true": False, "store_false": True}
 
 
@@ -41,7 +41,7 @@ def flags(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """Convert a word of a command line to a boolean, a number or a string."""
+    """Convert an argument of a command line to a boolean, a number or a string."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for cast in (int, float):
@@ -76,9 +76,9 @@ def field_option(value: ast.expr | None) -> Option:
 
 
 def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[str, Any]) -> Any:
-    """Return an option's value on the command line, None if it is not given.
+    """Return an option's value on the command line, or None if it is not given.
 
-    An abbreviated word counts as given, with an unknown value.
+    An abbreviated option counts as given, with an unknown value.
     """
     if name in found:
         return typed_value(option, name, argv, found[name])
@@ -103,7 +103,7 @@ def typed_value(option: Option, name: str, argv: Sequence[str], value: Any) -> A
 
 
 def _words(name: str, argv: Sequence[str]) -> list[str]:
-    """Return the words after an option, up to the next one."""
+    """Return the arguments after an option, up to the next option."""
     found: list[str] = []
     taking = False
     for word in argv:

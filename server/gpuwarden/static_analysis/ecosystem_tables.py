@@ -29,7 +29,7 @@ TRAINERS: dict[str, str] = {
 }
 CONFIGS: dict[str, str] = {name.removesuffix("Trainer") + "Config": method for name, method in TRAINERS.items()}
 
-# Any one of a method's column sets is enough.
+# A dataset needs all columns of at least one set of its method.
 COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "sft": (
         frozenset({"text"}),
@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[frozenset[str], ...]] = {
     "segmentation": (frozenset({"image", "mask"}), frozenset({"image", "label"}), frozenset({"image", "annotation"})),
 }
 
-# Common other names of a column, for the hint that a rename is enough.
+# Other common names of a column. If a dataset has one, a finding recommends renaming it.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "text": ("content", "document", "body", "article", "sentence"),
     "messages": ("conversation", "conversations", "chat", "dialogue", "turns"),
@@ -72,7 +72,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "answer": ("solution", "final_answer", "ground_truth", "target", "gold"),
 }
 
-# Heads of transformers that reveal the method of a plain Trainer.
+# Model heads in transformers that indicate the training method of a plain Trainer.
 HEADS: dict[str, str] = {
     "ForObjectDetection": "detection",
     "ForImageClassification": "classification",
@@ -83,7 +83,7 @@ HEADS: dict[str, str] = {
 
 # -------------------------------------------------------------------------------------------------- dependencies
 
-# Import name -> package names, if they differ. Any one of the packages provides the import.
+# Import name -> package names, if they differ. Each of the packages provides the import.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "sklearn": ("scikit-learn",),
     "PIL": ("pillow",),
@@ -256,7 +256,7 @@ _REQUIREMENT = re.compile(
 
 
 def read_requirement(text: str) -> Requirement | None:
-    """Parse a PEP 508 requirement as far as rules need it; return None for anything else, such as a bare URL."""
+    """Parse the parts of a PEP 508 requirement that rules need; return None for other text, such as a bare URL."""
     found = _REQUIREMENT.fullmatch(text)
     if found is None:
         return None
@@ -266,7 +266,7 @@ def read_requirement(text: str) -> Requirement | None:
 
 
 def closure(names: Iterable[str]) -> frozenset[str]:
-    """Return the packages and their certain dependencies."""
+    """Return the packages and all dependencies that they certainly have."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -333,5 +333,5 @@ RUNNER_VARIABLES = frozenset(
     {"GPUWARDEN_RUN_DIR", "GPUWARDEN_OUTPUT_DIR", "GPUWARDEN_METRICS", "GPUWARDEN_RESTARTS", "USER_ID"}
 )
 
-# The address to report to, and the job's key for it. The runner sets both unless the job sets the address.
+# The address to which reports are sent, and the job's key for it. The runner sets both unless the job sets the address.
 REPORT_VARIABLES: Mapping[str, str] = {"METRICS_API_URL": "JOB_TOKEN", "ALERT_API_URL": "INTERNAL_API_KEY"}

@@ -24,7 +24,7 @@ class EnvRead:
 
 @dataclass(frozen=True)
 class Shell:
-    """A started program: its words, whether its output is `hidden`, and whether its failure is `checked`."""
+    """A started program: its argument list, whether its output is `hidden`, and whether its failure is `checked`."""
 
     words: tuple[str, ...]
     line: int
@@ -41,7 +41,7 @@ class Shell:
 
 
 def env_reads(program: Program) -> Iterator[EnvRead]:
-    """Yield the variables that a program reads and does not set itself."""
+    """Yield the variables that a program reads but does not set."""
     written: set[str] = set()
     tested: set[str] = set()
     bodies = [statement for node, _ in program.nodes if isinstance(node, ast.Try) for statement in node.body]
@@ -67,7 +67,7 @@ def env_reads(program: Program) -> Iterator[EnvRead]:
 
 
 def _env_read(program: Program, node: ast.AST, scope: Any) -> tuple[str, bool, bool]:
-    """Return the variable that a node reads, whether its absence raises, and whether it has a default."""
+    """Return the variable that a node reads, whether an unset variable is an error, and whether it has a default."""
     if (
         isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Load)
@@ -105,7 +105,7 @@ _RUNS = frozenset({"run", "call", "check_call", "check_output", "Popen"})
 
 
 def shells_of(program: Program) -> Iterator[Shell]:
-    """Yield the programs that a program starts; shell lines are split into commands."""
+    """Yield the programs that a script starts; shell lines are split into commands."""
     shown = any(isinstance(n, ast.Attribute) and n.attr in {"stdout", "stderr", "output"} for n, _ in program.nodes)
     for call in program.calls:
         run = call.name.startswith("subprocess.") and call.last in _RUNS
@@ -117,14 +117,14 @@ def shells_of(program: Program) -> Iterator[Shell]:
         checked = call.last in {"check_call", "check_output", "Popen"} or call.kwargs.get("check") is not None
         given = [(argv, call.line)]
         if argv is UNKNOWN and call.node is not None and call.node.args:
-            given = program.passed(call.node.args[0], call.scope)  # a helper that runs the command it is given
+            given = program.passed(call.node.args[0], call.scope)  # a function that runs the command passed to it
         for value, line in given:
             for words in commands(value):
                 yield Shell(words, line, hidden, checked)
 
 
 def commands(argv: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the simple commands in an argument list or a shell line; unknown words are `?`."""
+    """Yield the simple commands in an argument list or a shell line; unknown arguments are `?`."""
     if isinstance(argv, str):
         for part in re.split(r"&&|\|\||[;|\n]", argv):
             try:

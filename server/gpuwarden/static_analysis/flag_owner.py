@@ -16,14 +16,14 @@ _READS_WORDS = re.compile(r"argv|[Pp]ars|\b(absl|click|fire|typer|tyro|hydra|dra
 
 @dataclass(frozen=True)
 class ScriptFlags:
-    """The flags in the text of one script, and its facts; None if it can't be parsed."""
+    """The flags that occur in the text of one script, and its facts; None if the script can't be parsed."""
 
     text: str = ""
     literal: frozenset[str] = frozenset()
     facts: ScriptFacts | None = None
 
     def declares(self, word: str) -> bool | None:
-        """Return whether the script declares the flag of a word, in full; None if that is unknown."""
+        """Return whether the script declares the flag in an argument without abbreviation; None if that is unknown."""
         flag = word.partition("=")[0]
         name = flag.lstrip("-").replace("-", "_")
         if {flag, name} & self.literal:
@@ -43,7 +43,7 @@ class ScriptFlags:
 
 
 def flags_of(text: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags of a script that gets these words."""
+    """Return the flags of a script that gets these arguments."""
     try:
         tree, _ = parse(text)
     except BadRequest:
@@ -56,5 +56,5 @@ def flags_of(text: str, words: Sequence[str]) -> ScriptFlags:
         for field in node.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
-    facts = read_script(text, {}, [*words, "--help"])  # a command line without flags is not analysed
+    facts = read_script(text, {}, [*words, "--help"])  # a command line without flags is not analyzed
     return ScriptFlags(text, frozenset(w for w in literal if w.startswith("-")) | fields, facts)

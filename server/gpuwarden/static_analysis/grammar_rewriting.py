@@ -1,7 +1,7 @@
-"""Rewrite newer Python into the grammar of Python 3.11, line for line.
+"""Rewrite newer Python into the grammar of Python 3.11 without changing the line numbers.
 
-Lists of type parameters are checked and removed. An f-string keeps its text; each expression in it is replaced by a
-name and parsed separately.
+Lists of type parameters are checked and removed. The text of an f-string does not change; each expression in it is
+replaced by a name and parsed separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Edit = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Construct:
-    """A piece of grammar and the Python release that introduced it."""
+    """A syntax construct, and the Python release that introduced it."""
 
     version: tuple[int, int]
     line: int
@@ -42,7 +42,9 @@ class _Bracket:
 
 
 class Rewriting:
-    """Rewrite one program into older grammar. `hoisted` maps each placeholder to an expression of an f-string."""
+    """Rewrite one program into older grammar. `hoisted` maps each placeholder to the f-string expression that it
+    replaces.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -70,10 +72,10 @@ class Rewriting:
     def _edits(self, tokens: Sequence[Token], header: int) -> Iterator[Edit]:
         """Yield the changes to a part of the program in one pass, in linear time even for long lines.
 
-        No statement begins before `header`.
+        No statement begins before the token with the index `header`.
         """
         brackets: list[_Bracket] = []
-        begins, taken, listed = True, 0, -1  # a list of parameters is handled at once
+        begins, taken, listed = True, 0, -1  # a list of parameters is handled by one call
         for n, token in enumerate(tokens):
             if n < taken:
                 continue
@@ -104,7 +106,7 @@ class Rewriting:
             begins = token.kind is Kind.NEWLINE or token.text in (";", ":")
 
     def _statement(self, tokens: Sequence[Token], n: int) -> int:
-        """Check a `type` statement, and return its end."""
+        """Check a `type` statement, and return the index of its end."""
         self._note((3, 12), tokens[n], "a `type` statement")
         end = _first(tokens, n, len(tokens), (";", ""))
         sign = _first(tokens, n, end, ("=",))
@@ -114,7 +116,7 @@ class Rewriting:
         return end
 
     def _handler(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the brackets around the exceptions of `except A, B:`, and return their end."""
+        """Yield the edits that add brackets around the exceptions of `except A, B:`; return the index of their end."""
         depth = lambdas = 0
         comma = False
         n += n < len(tokens) and tokens[n].text == "*"
@@ -140,7 +142,7 @@ class Rewriting:
         return len(tokens)
 
     def _parameters(self, tokens: Sequence[Token], n: int) -> Generator[Edit, None, int]:
-        """Yield the removal of a list of type parameters, and return its end.
+        """Yield the change that removes a list of type parameters, and return the index of its end.
 
         Raises SyntaxError for an invalid type parameter.
         """
@@ -179,7 +181,7 @@ class Rewriting:
             self._expression(default[1:] if starred else default, group[sign])
 
     def _comprehension(self, tokens: Sequence[Token], bracket: _Bracket) -> Iterator[Edit]:
-        """Yield the change of `[*part for part in parts]` into a call of unknown value."""
+        """Yield the change of `[*part for part in parts]` into a call with an unknown value."""
         star, loop = bracket.start + 1, bracket.loop
         first = star + (2 if _text(tokens, star + 1) == "*" else 1)
         if tokens[star].text == "*" and loop > first and not bracket.several:
@@ -206,7 +208,7 @@ class Rewriting:
             error.lineno = (error.lineno or 1) + line - 1
             raise
         if isinstance(body, ast.GeneratorExp) and (body.lineno, body.col_offset) == (1, 0):
-            raise failure(self.source, at.start, "invalid syntax")  # it has no brackets except the added ones
+            raise failure(self.source, at.start, "invalid syntax")  # it has only the added brackets
         return ast.increment_lineno(body, line - 1)
 
     # ----------------------------------------------------------------------------------------------------- strings
@@ -238,7 +240,7 @@ class Rewriting:
     def _field(self, one: Field, quote: str, level: int) -> str:
         source, inner = self.source, one.tokens
         name = f"{self.stem}{len(self.hoisted) + len(self.shown)}"
-        if level and one.spec:  # older grammar has two levels of fields, so this one becomes a whole f-string
+        if level and one.spec:  # older grammar allows two levels of fields, so this field becomes an f-string
             self.hoisted[name] = ast.Constant(None)
             whole = ast.parse(f"f{quote}{self._field(one, quote, 0)}{quote}", mode="eval").body
             self.hoisted[name] = ast.increment_lineno(whole, self._line(one.start) - 1)
@@ -247,7 +249,7 @@ class Rewriting:
         if inner[-1].text == "=":
             inner, sign = inner[:-1], "="
             self.shown[f"{name}="] = source[one.start + 1 : one.code_end]
-        self.hoisted[name] = ast.Constant(None)  # reserves the name, as an inner f-string needs more of them
+        self.hoisted[name] = ast.Constant(None)  # reserves the name, because an inner f-string needs more names
         self.hoisted[name] = self._parsed(inner, one.tokens[-1])
         conversion = source[one.code_end : one.spec_start].rstrip()
         spec = ""
@@ -265,7 +267,7 @@ class Rewriting:
 
 
 def _first(tokens: Sequence[Token], start: int, end: int, marks: tuple[str, ...]) -> int:
-    """Return the index of the first mark outside brackets, `end` if none is found. An empty mark is a line's end."""
+    """Return the index of the first mark outside brackets, else `end`. An empty mark matches the end of a line."""
     depth = 0
     for n in range(start, end):
         depth += (tokens[n].text in _OPEN) - (tokens[n].text in _CLOSE)

@@ -1,4 +1,4 @@
-"""Read a command that starts a job on several nodes: launcher, restarts, timeouts. The command is not run."""
+"""Parse a command that starts a job on several nodes: launcher, restarts, timeouts. The command is not run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LOADS: Final = (
     "load", "load_file", "load_state", "load_state_dict", "load_checkpoint", "load_model", "load_from_checkpoint",
     "from_checkpoint", "safe_open", "resume", "get_last_checkpoint", "get_checkpoint", "restore",
 )  # fmt: skip
-"""Last names of calls that read saved state."""
+"""Names of functions and methods that read saved state, without their modules and objects."""
 RESUMES: Final = frozenset({"resume_from_checkpoint", "ckpt_path", "resume", "resume_from", "load_checkpoint"})
-"""Arguments of calls, and options of commands, that select saved state."""
+"""Arguments of functions, and options of commands, that select saved state."""
 TRAINER_TIMEOUT_S: Final = 1800.0
 """Default of `ddp_timeout` in transformers."""
 
 
 @dataclass(frozen=True)
 class GroupLaunch:
-    """A launch, read from its words. None means unknown or not given."""
+    """A launch, parsed from a command. None means unknown or not given."""
 
     launcher: Literal["torchrun", "horovodrun", ""] = ""
     nodes: int | None = None
@@ -50,7 +50,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
         if word.startswith("-") and len(word) > 1:
             name, equals, value = word.lstrip("-").partition("=")
             given[name.replace("-", "_")] = value if equals else after
-    # Facts without imports come from a command's words alone, without a script.
+    # Facts without imports were read from a command that has no script.
     uses = script.uses if script is not None and not script.error and script.uses.imports else None
     return GroupLaunch(
         launcher=launcher,
@@ -76,7 +76,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
         return True
     if uses is None:
         return None
-    # A loader of weights is `from_pretrained`, a loader of data `load_dataset`: neither restores a run.
+    # `from_pretrained` only loads weights, and `load_dataset` only loads data: neither restores a run.
     asks = (c.kwargs.get(name) for c in uses.calls for name in RESUMES if name in c.kwargs)
     return any(value not in (None, False) for value in asks) or any(
         c.last in LOADS and "yaml" not in c.name and "json" not in c.name for c in uses.calls

@@ -15,7 +15,7 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 BUILDERS = frozenset(
     ["json", "csv", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder", "webdataset", "pandas"]
 )
-# Libraries whose `from_pretrained` takes a repo id; in other libraries the argument may mean something else.
+# Libraries whose `from_pretrained` accepts a repo id; in other libraries the argument may mean something else.
 _LIBRARIES: Final = frozenset(
     """transformers diffusers peft trl unsloth sentence_transformers datasets huggingface_hub setfit optimum open_clip
     adapters auto_gptq awq gliner span_marker tokenizers speechbrain pyannote""".split()  # noqa: SIM905
@@ -28,8 +28,8 @@ _HF_URL = re.compile(r"hf://(datasets|models|spaces)?/?([\w.-]+/[\w.-]+)")
 class RepoUse:
     """One repo that the program reads. `role` is data, model, adapter, tokenizer or file.
 
-    `unknown` are the fields whose given value is unknown. `maybe`: an unknown condition decides whether the repo is
-    read. `inside` is the folder of the repo that is loaded.
+    `unknown` are the fields whose given value is unknown. `maybe`: the repo is read only under a condition that is
+    unknown. `inside` is the folder of the repo that is loaded.
     """
 
     id: str
@@ -48,7 +48,7 @@ class RepoUse:
 
 
 def repos_of(program: Program, trainers: Iterable[Call], local: frozenset[str]) -> Iterator[RepoUse]:
-    """Yield every use of a repo in a program; `local` are the folders that it writes itself."""
+    """Yield every use of a repo in a program; `local` are the folders that the program writes."""
     uses = [*loaded_repos(program)]
     for call in trainers:
         uses += _model(call.get("model", 0), call, trains=True)
@@ -79,7 +79,7 @@ def is_repo_id(text: object, local: frozenset[str] = frozenset()) -> bool:
 
 
 def split_keys(program: Program) -> dict[int, list[str]]:
-    """Return the splits that are read from each call's result: `load_dataset(x)["test"]`, or through a variable."""
+    """Return the splits that are read from the result of each call, directly or through a variable."""
     held: dict[str, ast.Call | None] = {}
     for node, _ in program.nodes:
         if isinstance(node, ast.Assign):
@@ -87,7 +87,7 @@ def split_keys(program: Program) -> dict[int, list[str]]:
                 if isinstance(target, ast.Name):
                     one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
                     held[target.id] = one
-    own: set[str] = set()  # keys that the script sets, or tests before it uses them
+    own: set[str] = set()  # keys that the script sets, or whose existence it tests first
     for node, _ in program.nodes:
         match node:
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):
@@ -133,14 +133,14 @@ def loaded_repos(program: Program) -> Iterator[RepoUse]:
 
 
 def dataset_uses(call: Call, keys: Iterable[str]) -> Iterator[RepoUse]:
-    """Yield the repos that a `load_dataset` reads."""
+    """Yield the repos that a call of `load_dataset` reads."""
     path = call.get("path", 0)
     if not isinstance(path, str) or path in BUILDERS or path.startswith((".", "/", "~")):
         return
     split = text_or_none(call.get("split"))
     hidden = _unknown(call, revision="revision", config=("name", 1), split="split", file="data_files")
     if any(call.get(name) is not None for name in ("data_dir", "trust_remote_code")):
-        hidden |= {"config", "split"}  # these select files in another way
+        hidden |= {"config", "split"}  # these arguments select files in other ways
     for name in (split,) if split or "split" in call.kwargs else tuple(dict.fromkeys(keys)) or (None,):
         yield RepoUse(
             path,
@@ -164,10 +164,10 @@ def _unknown(call: Call, **names: str | tuple[str, int]) -> frozenset[str]:
 
 
 def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
-    """Yield the repos that a `from_pretrained` reads."""
+    """Yield the repos that a call of `from_pretrained` reads."""
     revision = text_or_none(call.get("revision"))
     if defines(program.classes, call.base, "from_pretrained"):
-        return  # the script's own method decides what the name means
+        return  # the meaning of the name depends on the script's own method
     if call.name.startswith("peft.PeftModel"):
         base, adapter = call.get("model", 0), call.get("model_id", 1)
         yield from _model(base, call, revision=None)
@@ -178,7 +178,7 @@ def pretrained_uses(call: Call, program: Program) -> Iterator[RepoUse]:
         re.search(r"(Tokenizer\w*|Processor\w*|FeatureExtractor|Config)\.from_pretrained$", call.name)
         and role == "model"
     ):
-        role = "tokenizer"  # an adapter's repo has a tokenizer too
+        role = "tokenizer"  # an adapter's repo also has a tokenizer
     name = call.get("pretrained_model_name_or_path", 0)
     foreign = call.name.partition(".")[0] not in _LIBRARIES
     for use in _model(call.kwargs.get("model_name", name), call, role=role, revision=revision):
@@ -199,9 +199,9 @@ def defines(classes: Mapping[str, ast.ClassDef], title: str, method: str) -> boo
 
 
 def flagged_repos(flags: Mapping[str, Any], option: Callable[[str], Any] | None = None) -> Iterator[RepoUse]:
-    """Yield the repos that `--model_name_or_path` and `--dataset_name` name, flags of trl and transformers scripts.
+    """Yield the repos in `--model_name_or_path` and `--dataset_name`, which are flags of trl and transformers scripts.
 
-    `option` returns the given value of a flag, else the default that the script declares.
+    `option` returns the given value of a flag, or else the default that the script declares.
     """
     option = option or flags.get
     if isinstance(model := flags.get("model_name_or_path"), str):

@@ -1,8 +1,8 @@
 """Read the runs that were measured on GPUs. They correct the estimates.
 
 `references/measured-gpus.jsonl`, which `tools/measure_gpu.py` writes, has one run per line: a shipped trainer on one
-card. A run outside an estimate widens that estimate; a run inside it changes nothing. Cards and trainers without a run
-keep the estimate as it is.
+card. A run outside an estimate widens that estimate; a run inside it changes nothing. Estimates for cards and trainers
+without a run do not change.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def measured_file() -> Path:
 
 
 def read_measured(file: Path) -> tuple[Measured, ...]:
-    """Return the runs of a file, in its order. Raises BadRequest that names an invalid line."""
+    """Return the runs of a file in the order of its lines. Raises BadRequest, which names the invalid line."""
     found = []
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
         try:

@@ -1,9 +1,9 @@
 """Parse Python with the grammar of releases newer than the running interpreter.
 
-Each newer construct is rewritten into older grammar, line for line, and the standard library parses the result. A newer
-interpreter is rarely installed, parso 0.8 lacks these f-strings and `type`, and libcst would add a second kind of tree.
-Values that a rule could misread become unknown: a t-string and an unpacking comprehension become calls of an undefined
-name.
+Each newer construct is rewritten into older grammar with the same line numbers, and the standard library parses the
+result. A newer interpreter is rarely installed, parso 0.8 can't parse these f-strings and `type`, and libcst would add
+a second kind of syntax tree. Values that a rule could misread become unknown: a t-string and an unpacking comprehension
+become calls of an undefined name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def described(construct: Construct) -> str:
 
 
 class _Restorer(ast.NodeTransformer):
-    """Restore the hoisted expressions, and turn each template and each unpacking comprehension into a call."""
+    """Restore the expressions that placeholders replaced, and convert each t-string and each unpacking comprehension
+    into a call.
+    """
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting

@@ -10,12 +10,12 @@ from gpuwarden.core.models import Frozen
 SETTLED_S: Final = 150.0
 SETTLED_STEPS: Final = 20
 _SPREAD: Final = (0.75, 1.45)
-"""Duration of the rest of a run, relative to a settled pace: longer rows, evaluations and saves come later."""
+"""Duration of the remaining run, relative to a settled pace: longer rows, evaluations and saves may follow."""
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)
-"""Duration relative to an earlier run's pace: the machine and its other load may differ."""
+"""Duration relative to an earlier run's pace: the machine and its load may differ."""
 _LAST_S: Final = 120.0
-"""Seconds for the last save and upload."""
+"""Seconds that the last save and upload may take."""
 
 
 class Pace(Frozen):
@@ -42,7 +42,7 @@ class Remaining(Frozen):
 def remaining(
     left: int, own: Pace | None, earlier: Sequence[Pace] = (), prior: tuple[float, float] | None = None
 ) -> Remaining | None:
-    """Return the time of the remaining steps; None without a pace of this run, an earlier run or `prior`.
+    """Return the time of the remaining steps; None if no pace and no `prior` is given.
 
     `prior` is the estimate's minimum and maximum seconds of one step. It is ignored once the pace is settled.
     """
@@ -60,7 +60,7 @@ def remaining(
         bounds.append((*prior, "the estimate"))
     low, high, basis = bounds[0]
     for least, most, name in bounds[1:]:
-        if max(low, least) < min(high, most):  # a range that contradicts a nearer observation is ignored
+        if max(low, least) < min(high, most):  # a range that contradicts a more recent observation is ignored
             low, high, basis = max(low, least), min(high, most), f"{basis} and {name}"
     return _of(left, low, high, basis)
 

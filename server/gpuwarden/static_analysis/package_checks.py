@@ -33,7 +33,7 @@ _PATCHED = frozenset({"trl", "transformers", "peft"})
 """The packages whose trainers and configurations unsloth replaces when it is imported."""
 _NAME = re.compile(r"\w+_\w+")
 _TRAINING = "transformers.TrainingArguments"
-"""The base of nearly every dataclass whose fields become training flags."""
+"""The base class of nearly all dataclasses whose fields become training flags."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
 
 
 class Libraries:
-    """The libraries of one job: one release of each, or the two releases around one that the tables lack.
+    """The libraries of one job: one release of each, or the releases before and after one that the tables don't
+    contain.
 
-    Releases are chosen when a table is first needed: reading all tables takes longer than analysing most scripts.
+    Releases are chosen when a table is first needed, because reading all tables takes longer than analyzing most
+    scripts.
     """
 
     def __init__(self, requirements: Iterable[str] | None, use: PackageUse, imports: Iterable[tuple[str, int]]) -> None:
@@ -75,7 +77,7 @@ class Libraries:
 
     @cached_property
     def installed(self) -> list[Installed]:
-        """Return the libraries that the job gets: one set, or two if a release falls between two of a table."""
+        """Return the libraries that the job gets: one set, or two if a release is between two releases of a table."""
         ends = ({p: c.places[0] for p, c in self.chosen.items()}, {p: c.places[-1] for p, c in self.chosen.items()})
         return [Installed(places, self.use.own) for places in (ends[:1] if ends[0] == ends[1] else ends)]
 
@@ -159,11 +161,11 @@ class Libraries:
                 yield call, self._library(name), known
 
     def _judges(self, call: Call) -> bool:
-        """Return true if a call certainly means the imported name, and does not depend on the installed release."""
+        """Return true if a call certainly refers to the imported name, and does not depend on the installed release."""
         return call.base not in self.use.rebound and call.line not in self.use.careful
 
     def _library(self, name: str) -> str:
-        """Return the library class that a script's own class inherits from, else the name itself."""
+        """Return the library class from which a script's own class inherits, or the name itself for other names."""
         while name in self.use.own and self.use.own[name].bases:
             name = self.use.own[name].bases[0]
         return name
@@ -192,7 +194,7 @@ class Libraries:
                     yield Misfit(message, f"Use {meant}.", not call.maybe)
 
     def accepted_ever(self, name: str) -> frozenset[str] | None:
-        """Return the arguments of a class in any release; None if one of its forms or bases accepts any argument."""
+        """Return the arguments of a class in any release; None if a definition or a base of it accepts any argument."""
         own = self.use.own.get(OWN + name.removeprefix(OWN))
         if own is None:
             return accepted_ever(name) if package_of(name) else None
@@ -245,11 +247,11 @@ class Libraries:
     # -------------------------------------------------------------------------------------------- command line
 
     def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
-        """Yield the given flags that a script does not declare, and the abbreviations of several flags.
+        """Yield the given flags that a script does not declare, and the abbreviations that match several flags.
 
-        If the job's release of a dataclass is unknown, only a misspelt flag that no release has is certain. If the
-        dataclass itself is unknown, no flag is certain. A parser that ignores unknown flags starts the training
-        without the intended setting.
+        If the job's release of a dataclass is unknown, only a misspelt flag that no release has is certainly wrong. If
+        the dataclass itself is unknown, no flag is certainly wrong. With a parser that ignores unknown flags, the
+        training starts without the intended setting.
         """
         fields, exact = self._fields(line), True
         if fields is None:
@@ -277,7 +279,7 @@ class Libraries:
                 yield Misfit(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
             elif len(declared) > 1 and exact:
                 listed = ", ".join(f"--{flag}" for flag in declared[:4])
-                yield Misfit(f"--{name} is short for several flags: {listed}", "Write the flag out.")
+                yield Misfit(f"--{name} is an abbreviation of several flags: {listed}", "Write the full flag.")
 
     def declares(self, line: CommandLine, name: str) -> bool | None:
         """Return whether a command line declares a flag in full; None if not all of its flags are known.
@@ -298,7 +300,7 @@ class Libraries:
     def _declared(
         self, line: CommandLine, given: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]] | None
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each given flag with the flags that it may mean: itself, else those that it abbreviates."""
+        """Yield each given flag with the flags that it may refer to: itself, or else those that it abbreviates."""
         for name in given if fields is not None else ():
             longer = [flag for flag in fields or {} if line.abbreviates and flag.startswith(name)]
             yield name, [name] if name in (fields or {}) else longer
@@ -318,7 +320,7 @@ class Libraries:
         return fields
 
     def _fields_ever(self, line: CommandLine) -> dict[str, tuple[str, ...]] | None:
-        """Return every flag that a script has with any release; None if one of its dataclasses is unknown."""
+        """Return every flag that a script accepts with any release; None if one of its dataclasses is unknown."""
         if line.partial:
             return None
         fields = dict(line.flags)

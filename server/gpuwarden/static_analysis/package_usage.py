@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpuwarden.static_analysis.signatures.tables import Definition, Parameter
 from gpuwarden.static_analysis.static_eval import Program
 
-# A branch on one of these depends on the installed release.
+# The condition of a branch that uses one of these depends on the installed release.
 _VERSION_WORDS = ("__version__", "version", "hasattr", "signature", "_available", "find_spec", "getattr")
 _EXPECTED = ("TypeError", "ImportError", "ModuleNotFoundError", "AttributeError")
 _CATCHES_ALL = frozenset({"Exception", "BaseException"})
@@ -22,8 +22,8 @@ OWN = "<script>."
 class PackageUse:
     """The result of `package_use`.
 
-    `own` are the script's classes in the form of the tables. `rebound` are imported names that the script also binds
-    to something else. `careful` are the lines that run only in some releases, or with a fallback.
+    `own` are the script's classes as definitions like those of the tables. `rebound` are imported names that the script
+    also binds to other objects. `careful` are the lines that run only in some releases, or with a fallback.
     """
 
     own: Mapping[str, Definition] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def package_use(program: Program) -> PackageUse:
 
 
 def _class(program: Program, node: ast.ClassDef, local: frozenset[str]) -> Definition:
-    """Return one of the script's classes; open if it accepts any argument, or if that is unknown."""
+    """Return the definition of a class of the script. It is `open` if it accepts, or may accept, any argument."""
     bases = tuple(OWN + b.id if isinstance(b, ast.Name) and b.id in local else program.dotted(b) for b in node.bases)
     decorators = [ast.unparse(d) for d in node.decorator_list]
     data = any("dataclass" in text for text in decorators)
@@ -99,7 +99,7 @@ def _rebound(program: Program) -> Iterator[str]:
                 others.add(name)
                 continue
             case ast.Assign(targets=[ast.Attribute() as target]):
-                # A library that the script patches: `transformers.Trainer.__init__ = mine`.
+                # The script may patch a library: `transformers.Trainer.__init__ = mine`.
                 others.add(program.dotted(target).rpartition(".")[0].rpartition(".")[2])
                 continue
             case _:
@@ -111,7 +111,7 @@ def _rebound(program: Program) -> Iterator[str]:
 
 
 def _careful(program: Program) -> Iterator[int]:
-    """Yield the lines in a branch on a version, and those of a `try` with a fallback."""
+    """Yield the lines in branches that depend on a version, and those in a `try` with a fallback."""
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp):
             test = ast.unparse(node.test)

@@ -32,12 +32,14 @@ _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL
 _ANSWERS: Final = ("output", "response", "completion", "answer")
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
-"""Columns that belong to a pair of plain texts and are lost if they have another name."""
+"""Columns that a pair of plain texts may have in addition. If such a column has another name, it must be renamed to be
+read."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Describe how a dataset fits: the columns that are read, the renames before that, and the trainer's conversion.
+    """How a dataset fits a training method: the columns that are read, the renames that are needed first, and the
+    trainer's conversion.
 
     `talks`: the rows are conversations, which need a chat template. `missing`: the columns for which the dataset has no
     usable column; empty if the dataset fits.
@@ -87,7 +89,7 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method reads a Hub dataset's column of this type as `name`, among the other columns, `beside`.
+    """Return whether a method reads a Hub dataset's column of this type as `name`, given the other columns, `beside`.
 
     None if the type is unknown. A text is never an image here: only the paths in a local file refer to images.
     """
@@ -153,7 +155,7 @@ def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator
 
 
 def _renames(columns: Mapping[str, str], names: Columns) -> dict[str, str]:
-    """Return the renames that complete the columns `names`; empty if that is impossible or not needed."""
+    """Return the renames that provide all columns in `names`; empty if that is impossible or not needed."""
     found: dict[str, str] = {}
     for name in names:
         if name in columns and usable(name, columns[name]):

@@ -45,7 +45,7 @@ class Header:
 class ScriptFacts:
     """The facts that rules read. `error` is the reason why the text can't be parsed; `uses` is then empty.
 
-    `grammar` is the construct that needs the latest Python, None if Python 3.11 can parse the script. `newer`: the
+    `grammar` is the construct that needs the latest Python, or None if Python 3.11 can parse the script. `newer`: the
     header requires a Python whose grammar is not supported. `fetched` is the digest of a script that was downloaded.
     """
 
@@ -61,9 +61,9 @@ class ScriptFacts:
 def read_script(
     text: str, env: Mapping[str, str] | None = None, args: Sequence[str] = (), files: Sequence[str] = ()
 ) -> ScriptFacts:
-    """Read a script as it would run with these variables, arguments and files in its working folder.
+    """Analyze a script as it would run with these variables, arguments and files in its working folder.
 
-    Never raises.
+    The function never raises.
     """
     header = None
     try:
@@ -78,10 +78,10 @@ def read_script(
             message = (
                 f"{broken.message}; the header requires Python {header.requires_python}, whose grammar may allow it"
             )
-            return ScriptFacts(header, error=message, newer=True, uses=Uses(unseen=("a script that is not read here",)))
+            return ScriptFacts(header, error=message, newer=True, uses=Uses(unseen=("a script that was not read",)))
         return ScriptFacts(error=broken.message)
     except RecursionError:
-        return ScriptFacts(error="the script can't be analysed: it nests too deeply")
+        return ScriptFacts(error="the script can't be analyzed: it nests too deeply")
     names = {name.partition(".")[0] for name, _ in uses.imports}
     own = {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}
     own |= {path.removeprefix("./").partition("/")[0] for path in uses.local}  # a package that the script downloads
@@ -89,7 +89,7 @@ def read_script(
 
 
 def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> ScriptFacts:
-    """Return the facts of a command without its files: the commands of trl, and flags that name repos."""
+    """Return the facts about a command without reading its files: the commands of trl, and flags that name repos."""
     given = flags(argv)
     method = next((m for a, m in pairwise(argv) if a.rpartition("/")[2] == "trl" and m in COLUMNS), None)
     settings = {name: Setting(value, 0, "the command line") for name, value in given.items()} if method else {}
@@ -106,7 +106,7 @@ def read_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> S
 
 
 def decode(raw: bytes) -> str:
-    """Decode a script file by its own encoding line. Raises BadRequest if it is not text."""
+    """Decode a script file with the encoding that it declares. Raises BadRequest if it is not text."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
@@ -117,7 +117,7 @@ def decode(raw: bytes) -> str:
 
 
 def read_header(text: str) -> Header | None:
-    """Return the PEP 723 header, None if the script has none. Raises BadRequest for an invalid header."""
+    """Return the PEP 723 header, or None if the script has none. Raises BadRequest for an invalid header."""
     text = text.replace("\r\n", "\n")
     blocks = [content for kind, content in header_blocks(text.split("\n")) if kind == "script"]
     if not blocks:
@@ -133,7 +133,7 @@ def read_header(text: str) -> Header | None:
     content = "\n".join(lines)
     if len(content) > MAX_HEADER or max(map(len, lines)) > MAX_HEADER_LINE:
         raise BadRequest(
-            f"the script's header is longer than {MAX_HEADER:,} characters, or a line of it than {MAX_HEADER_LINE:,}",
+            f"the script's header exceeds {MAX_HEADER:,} characters, or a line of it exceeds {MAX_HEADER_LINE:,}",
             "Put each requirement on its own line.",
         )
     try:
@@ -150,7 +150,7 @@ def read_header(text: str) -> Header | None:
 
 
 def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield type and lines of each PEP 723 block, like the reference expression of PEP 723, but in linear time."""
+    """Yield type and lines of each PEP 723 block, like the regular expression in PEP 723, but in linear time."""
     at = 0
     while at < len(lines):
         begin, at = at, at + 1
@@ -165,7 +165,7 @@ def header_blocks(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def with_grammar(header: Header | None, grammar: Construct | None) -> Header | None:
-    """Return a header that also requires a Python that can parse the script."""
+    """Return a copy of a header that also requires a Python release that can parse the script."""
     if grammar is None or versions_allowed(header or Header())[:1] >= [grammar.version]:
         return header
     asked = [header.requires_python] if header and header.requires_python else []
@@ -173,7 +173,9 @@ def with_grammar(header: Header | None, grammar: Construct | None) -> Header | N
 
 
 def start_header(text: str) -> Header | None:
-    """Return a script's header with the Python that its grammar needs. Raises BadRequest for an invalid header."""
+    """Return a script's header that also requires the Python release that its grammar needs. Raises BadRequest for an
+    invalid header.
+    """
     header = read_header(text)
     try:
         return with_grammar(header, newest(parse(text)[1]))
@@ -220,12 +222,12 @@ def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:
     except (RecursionError, MemoryError, ValueError) as error:
         raise BadRequest(
             "the script can't be parsed: it nests too deeply or contains characters that Python does not allow",
-            "Simplify it; a training script needs no such depth.",
+            "Simplify it; a training script does not need such deep nesting.",
         ) from error
 
 
 def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
-    """Return the reason why no Python that a header allows can parse a script; None if one can."""
+    """Return the reason why no Python that a header allows can parse a script; None if one of them can parse it."""
     allowed = versions_allowed(header)
     if not allowed:
         return None

@@ -46,9 +46,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Push:
-    """A write to the Hub. `target` is None if the program names no repo, `?` if the repo is unknown.
+    """A write to the Hub. `target` is None if the program names no repo, and `?` if the repo is unknown.
 
-    `maybe`: an unknown condition or setting decides whether it happens.
+    `maybe`: the write depends on a condition or setting that is unknown.
     """
 
     line: int
@@ -74,7 +74,7 @@ class Uses:
     renames: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[tuple[str, int], ...] = ()
     some_reads: tuple[tuple[str, int, frozenset[str]], ...] = ()
-    """Columns read from some rows, depending on their content, each with the columns that the condition looks up."""
+    """Columns that are read only from rows with certain values, each with the columns that the condition looks up."""
     row_functions: int = 0
     """Number of different functions applied to rows. The first one gets the dataset's columns."""
     makes: frozenset[str] = frozenset()
@@ -90,11 +90,11 @@ class Uses:
     """The program has no call and no import, so it does nothing."""
     writes: tuple[Write, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Unread code that may write any file, one description each."""
+    """Descriptions of code that was not read and may write any file."""
     savers: tuple[str, ...] = ()
-    """Unread code that may save the model, one description each."""
+    """Descriptions of code that was not read and may save the model."""
     opened: tuple[Call, ...] = ()
-    """Calls that load a model or a dataset from a relative folder that the program does not make."""
+    """Calls that load a model or a dataset from a relative folder that the program does not create."""
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting; `default` if it is not given."""
@@ -107,12 +107,12 @@ class Uses:
         return found.line if found else 0
 
     def called(self, *last: str) -> Call | None:
-        """Return the first call whose name ends in one of these."""
+        """Return the first call whose function or method has one of these names."""
         return next((c for c in self.calls if c.last in last), None)
 
 
 def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
-    """Analyse a program. `here` are the relative paths that its working folder will contain."""
+    """Analyze a program. `here` are the relative paths that its working folder will contain."""
     here = frozenset(here)
     targets = [t for node, _ in program.nodes if isinstance(node, ast.Assign) for t in node.targets]
     own = {n.name for n in program.classes.values() if any(program.dotted(b).endswith("Trainer") for b in n.bases)}
@@ -189,7 +189,7 @@ def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
 def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[str, Setting]]:
     """Yield the settings from a program's configurations, later assignments and command line.
 
-    They are UNKNOWN if a trainer's configuration is a parameter, or if its class is not known.
+    The settings are UNKNOWN if a trainer's configuration is a parameter, or if its class is not known.
     """
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
     configs = [c for c in program.calls if is_configuration(c)]
@@ -236,7 +236,7 @@ def is_configuration(call: Call) -> bool:
     return bool(named) and (call.last in CONFIGS or "TrainingArguments" in call.last or call.name.startswith("trl."))
 
 
-# Setting of a shipped trainer -> its name in a training configuration.
+# The setting of a shipped trainer -> its name in a training configuration.
 _SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_train_batch_size"}
 
 
@@ -251,7 +251,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
 
 
 def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
-    """Return the training methods: those of trl's trainers, else of the model's head under a plain Trainer."""
+    """Return the training methods: those of trl's trainers, or else that of the model's head with a plain Trainer."""
     found = {TRAINERS[t.last.removeprefix("Unsloth")] for t in trainers if t.last.removeprefix("Unsloth") in TRAINERS}
     if not found and any(t.last in {"Trainer", "Seq2SeqTrainer"} for t in trainers):
         names = {n.rpartition(".")[2] for n, _ in _imports(program, required=True)}
@@ -320,7 +320,7 @@ def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
 
 
 def _assigned_from(program: Program, pattern: str) -> Iterator[str]:
-    """Yield the variables assigned from a call whose last name matches a pattern."""
+    """Yield the variables that are assigned the result of a call to a function whose name matches a pattern."""
     for node, _ in program.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=func)) if re.fullmatch(

@@ -1,4 +1,4 @@
-"""Split Python source into tokens as Python 3.12 and later do: an f-string is a tree, whose fields contain tokens.
+"""Split Python source into tokens like Python 3.12 and later: an f-string is a tree whose fields contain tokens.
 
 `tokenize` of Python 3.11 reads an f-string as a single token, which ends at the first inner quote.
 """
@@ -14,7 +14,7 @@ from typing import Final
 MOST_NESTED: Final = 50
 """Maximum levels of f-strings inside f-strings; Python's own limit is 150."""
 MOST_SPECS: Final = 2
-"""Maximum specs around a field: `{a:{b:{c}}}`."""
+"""Maximum number of format specs around a field: `{a:{b:{c}}}`."""
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\ufeff]+|\\(?:\r\n|\r|\n)|\#[^\r\n]*)
@@ -55,7 +55,7 @@ class Token:
 class Field:
     """A replacement field of an f-string: `{code!conversion:spec}`, from `start` up to `end`.
 
-    The code ends at `code_end`. The conversion ends at `spec_start`, the position of the colon if there is a spec.
+    The code ends at `code_end`. The conversion ends at `spec_start`, which is the position of the colon before a spec.
     """
 
     start: int
@@ -69,7 +69,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Text(Token):
-    """A string literal. `quote` is its delimiter, `fields` are those of an f-string or a t-string."""
+    """A string literal. `quote` is its delimiter; `fields` are the replacement fields of an f-string or a t-string."""
 
     prefix: str = ""
     quote: str = ""
@@ -102,7 +102,7 @@ class _Lexer:
         self.comments = 0
 
     def tokens(self) -> Iterator[Token]:
-        """Yield the tokens from here to the end of the program."""
+        """Yield the tokens from the current position to the end of the program."""
         depth = 0
         while self.at < len(self.source):
             found = self.token()
@@ -114,7 +114,7 @@ class _Lexer:
                 yield found
 
     def token(self) -> Token | None:
-        """Return the next token, None for space and comments."""
+        """Return the next token, or None for white space and comments."""
         match = _TOKEN.match(self.source, self.at)
         assert match is not None  # any character is a mark
         start, self.at = self.at, match.end()
@@ -140,7 +140,7 @@ class _Lexer:
     def fields(self, start: int, quote: str, *, formatted: bool, raw: bool, spec: int = 0) -> Iterator[Field]:
         """Read literal text up to the quote that ends it, or the brace that ends a spec, and yield its fields.
 
-        `spec` counts the specs around it.
+        `spec` is the number of format specs around the text.
         """
         source = self.source
         while not source.startswith(quote, self.at):
@@ -162,7 +162,7 @@ class _Lexer:
             raise failure(source, self.at, "f-string: expecting '}'")
 
     def field(self, quote: str, *, raw: bool, spec: int) -> Field:
-        """Return the replacement field that begins here."""
+        """Return the replacement field that begins at the current position."""
         if spec > MOST_SPECS:
             raise failure(self.source, self.at, "f-string: expressions nested too deeply")
         start, comments, depth = self.at, self.comments, 0

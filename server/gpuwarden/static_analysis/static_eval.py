@@ -1,8 +1,8 @@
-"""Evaluate a Python program statically: its calls, and the constants that reach them.
+"""Evaluate a Python program statically: its calls, and the constants that are passed to them.
 
 Names are followed through assignments, parameters to which every caller passes the same value, argparse and dataclass
-defaults, the environment and the arguments of the job. An undetermined value is `UNKNOWN`. Branches whose condition is
-false are left out; code under an undetermined condition is marked in `maybe`.
+defaults, the environment and the arguments of the job. A value that can't be determined is `UNKNOWN`. Branches whose
+condition is false are omitted; code under a condition that can't be determined is marked in `maybe`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gpuwarden.static_analysis.three_valued import (
 __all__ = ["UNKNOWN", "Call", "Program", "flags"]
 
 _DEPTH = 25
-_STEPS = 200_000  # evaluations in one program, so that a chain of doublings ends
-_ROUNDS = 4  # a branch that is left out can decide another condition
+_STEPS = 200_000  # evaluations in one program; bounds the time for values that double repeatedly
+_ROUNDS = 4  # omitting a branch can determine another condition
 _SETTINGS = ("args", "opt", "opts", "flags", "FLAGS", "cfg", "conf", "config", "hparams")
 _PARSES = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "cli"})
 _CONFIGURED = frozenset({"parse_args_and_config", "parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file"})
@@ -46,8 +46,8 @@ _AROUND = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "NODE_", "CUDA_", "SLURM_"
 class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
-    `open`: more arguments may come from a `*` or `**` of unknown content. `maybe`: an unknown condition decides whether
-    the call runs.
+    `open`: more arguments may come from a `*` or `**` of unknown content. `maybe`: the call runs only under a condition
+    that is unknown.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Call:
         return self.name.rpartition(".")[2]
 
     def get(self, name: str, position: int | None = None, default: Any = None) -> Any:
-        """Return an argument by name or position; `default` if it is absent, UNKNOWN if `*` or `**` may hide it."""
+        """Return an argument by name or position; `default` if it is absent, or UNKNOWN if `*` or `**` may hide it."""
         if name in self.kwargs:
             return self.kwargs[name]
         if position is not None and position < len(self.args):
@@ -103,7 +103,7 @@ class Program:
         )
 
     def _look(self, survey: Survey) -> None:
-        """Use a survey, and clear the values computed from an earlier one."""
+        """Use a survey, and delete the values computed from an earlier one."""
         self._survey = survey
         self.nodes, self.optional, self.maybe = survey.nodes, survey.optional, survey.maybe
         self.aliases, self.classes = survey.aliases, survey.classes
@@ -115,7 +115,7 @@ class Program:
         self._methods = {func.attr: n for func, n in called if isinstance(func, ast.Attribute)}
 
     def _decisions(self) -> Iterator[tuple[int, bool]]:
-        """Yield the ids of the conditions whose truth is known, with their truth."""
+        """Yield the ids of the conditions whose truth value is known, with that value."""
         for node, scope in self.nodes:
             if isinstance(node, ast.If | ast.IfExp | ast.While):
                 true = self.holds(node.test, scope)
@@ -155,7 +155,7 @@ class Program:
             value = bounded(self._value(node, scope, depth + 1))
         finally:
             self._busy.discard(id(node))
-        if cuts == self._cuts:  # no part of it was cut short
+        if cuts == self._cuts:  # the evaluation was not stopped by a limit
             self._memo[key] = value
         return value
 
@@ -285,14 +285,14 @@ class Program:
         return same([*values, *self._overrides(node.attr, depth)])
 
     def option(self, name: str) -> Any:
-        """Return the given value of an option, else its declared default; None if the program does not declare it."""
+        """Return the given value of an option, or its declared default; None if the program does not declare it."""
         if name in self.flags:
             return self.flags[name]
         options = self._survey.options.get(name, ())
         return same([self._option(o, name, 0) for o in options]) if options else None
 
     def _library_option(self, name: str, depth: int) -> Iterator[Any]:
-        """Yield the values of a library's option: those given in its configurations, else its default."""
+        """Yield the values of a library's option: those given in its configurations, or else its default."""
         if name not in _LIBRARY_DEFAULTS or names_a_file(self.argv):
             yield UNKNOWN
             return
@@ -327,7 +327,7 @@ class Program:
             return UNKNOWN
         parse = calls.get("parse_args")
         if parse is not None and parse.args and self.dotted(parse.args[0]) != "sys.argv":
-            return UNKNOWN  # it parses a list from the script, not the command line
+            return UNKNOWN  # the call parses a list from the script, not the command line
         return option.fixed if option.default is None else self.value(option.default, None, depth)
 
     def _overrides(self, name: str, depth: int) -> Iterator[Any]:
@@ -389,7 +389,9 @@ class Program:
         return UNKNOWN
 
     def passed(self, node: ast.AST | None, scope: Scope) -> list[tuple[Any, int]]:
-        """Return the values, with lines, that callers pass for a parameter of the enclosing function; else empty."""
+        """Return the values, with lines, that callers pass for a parameter of the enclosing function. The list is empty
+        if the node is not such a parameter.
+        """
         if not (isinstance(node, ast.Name) and isinstance(scope, ast.FunctionDef) and node.id in _parameters(scope)):
             return []
         at = _parameters(scope).index(node.id)
@@ -404,7 +406,10 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- calls
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression with imports resolved: `.method` on a variable, else empty."""
+        """Return the dotted name of an expression with imports resolved, or `.method` for a method of a variable.
+
+        The name is empty for any other expression.
+        """
         return self._survey.dotted(node)
 
     def _call(self, name: str, node: ast.Call, scope: Scope) -> Call:

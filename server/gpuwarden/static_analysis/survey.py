@@ -1,7 +1,7 @@
 """Walk a Python program once: find the parts that can run, and the names that they import, bind, declare and change.
 
-A survey uses the branches that were decided before, and evaluates nothing itself. It walks the tree with a list and
-not by recursion, so that deep nesting can't overflow the stack.
+A survey uses conditions that were evaluated before, and evaluates nothing itself. It walks the tree with a list and not
+by recursion, so that deep nesting can't overflow the stack.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _MUTATORS = frozenset({"append", "extend", "insert", "update", "setdefault", "po
 _FIRST = frozenset({"is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero"})
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
-"""Words of programs that may call a function without naming it."""
+"""Names with which a program may call a function indirectly."""
 
 
 class Survey:
     """The parts of a program that can run, with their scopes and the facts about them.
 
     `branches` are the conditions whose truth is known, by the id of their node. `optional` are the parts that may fail
-    or be skipped without harm, `maybe` those under an unknown condition. `assigned` are the values of names by scope,
-    None for a value that is not an expression; `stores` the values of attributes; `mutated` the names whose contents
-    change; `written` the variables of the environment that the program sets, `*` for any. `executes`: the program runs
-    text as code, which may change any name.
+    or be skipped without harm, and `maybe` are those under an unknown condition. `assigned` are the values of names by
+    scope, with None for a value that is not an expression; `stores` are the values of attributes, and `mutated` are the
+    names of objects that are changed. `written` are the environment variables that the program sets, `*` for any.
+    `executes`: the program runs text as code, which may change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
@@ -85,7 +85,7 @@ class Survey:
                             break
 
     def _ends(self, node: ast.stmt) -> bool:
-        """Return true if the rest of a statement's block never runs."""
+        """Return true if the statements after this one in its block never run."""
         while isinstance(node, ast.If) and (taken := self._branches.get(id(node))) is not None:
             block = node.body if taken else node.orelse
             if not block:
@@ -204,7 +204,10 @@ class Survey:
             self.written.add("*")
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression with imports resolved: `.method` on a variable, else empty."""
+        """Return the dotted name of an expression with imports resolved, or `.method` for a method of a variable.
+
+        The name is empty for any other expression.
+        """
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -219,9 +222,9 @@ class Survey:
 
 
 def idle_lines(tree: ast.Module) -> frozenset[int]:
-    """Return the lines of functions that no other code names, or that are named only by such functions.
+    """Return the lines of functions that no other code refers to, or that only such functions refer to.
 
-    Decorated functions and methods are left out: a decorator or a class may register them.
+    Decorated functions and methods are omitted, because a decorator or a class may register them.
     """
     words: dict[int, set[str]] = {}
     for part in tree.body:
@@ -248,7 +251,7 @@ def idle_lines(tree: ast.Module) -> frozenset[int]:
 
 
 def first_process(test: ast.expr) -> bool:
-    """Return true for a condition that holds in the first process of a job: `accelerator.is_main_process`."""
+    """Return true for a condition that is true in the first process of a job: `accelerator.is_main_process`."""
     match test:
         case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
             return name in _FIRST

@@ -1,7 +1,8 @@
 """Compute with known and unknown values.
 
-`UNKNOWN` is neither true nor false, equals nothing, and is not the absence of a value: an operation on it gives UNKNOWN
-unless the other operand decides alone. Callers use `truth`, which has three results, and never Python's `bool`.
+`UNKNOWN` is neither true nor false, equals nothing, and is not the absence of a value. An operation on it returns
+UNKNOWN unless the other operand alone determines the result. Callers use `truth`, which has three results, and never
+Python's `bool`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 _LONG = 4_000  # characters and elements
-_DIGITS = 256  # bits, so that a chain of doublings ends
+_DIGITS = 256  # the maximum number of bits of a number that is computed
 _BASE, _POWER = 1_000, 64
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -46,7 +47,7 @@ UNKNOWN = Unknowable.UNKNOWN
 
 
 def truth(value: Any) -> bool | None:
-    """Return whether a value counts as true in a condition, None if unknown."""
+    """Return whether a value counts as true in a condition, or None if unknown."""
     return None if value is UNKNOWN else bool(value)
 
 
@@ -60,7 +61,7 @@ def known(value: Any) -> bool:
 
 
 def same(values: Sequence[Any]) -> Any:
-    """Return the value that all have in common, or UNKNOWN."""
+    """Return the value if all values are equal, otherwise UNKNOWN."""
     if not values or not all(map(known, values)):
         return values[0] if len(values) == 1 else UNKNOWN
     first = values[0]
@@ -112,7 +113,7 @@ def unary(op: ast.unaryop, value: Any) -> Any:
 
 
 def either(values: Sequence[Any], *, stops: bool) -> Any:
-    """Return the value of `or` (it stops at a true operand) or of `and` (at a false one)."""
+    """Return the value of `or`, which stops at a true operand, or of `and`, which stops at a false operand."""
     for value in values:
         true = truth(value)
         if true is None or true is stops:
@@ -121,7 +122,9 @@ def either(values: Sequence[Any], *, stops: bool) -> Any:
 
 
 def decided(truths: Sequence[bool | None], *, stops: bool) -> bool | None:
-    """Return the truth of `or` or `and` over some truths; an unknown one does not hide a later one that decides."""
+    """Return the result of `or` or `and` for several truth values. A later value may determine the result even if an
+    earlier one is unknown.
+    """
     return stops if stops in truths else None if None in truths else not stops
 
 

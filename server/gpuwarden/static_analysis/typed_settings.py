@@ -1,6 +1,6 @@
 """Read the settings that a shipped trainer declares, and the values that a job gives them.
 
-A trainer declares its settings as fields of dataclasses, `name: type = option(default, help, choices=..., least=...,
+A trainer declares its settings as dataclass fields, `name: type = option(default, help, choices=..., least=...,
 most=...)`. Their values come from the variables TRAIN_NAME and from flags, which take precedence.
 """
 
@@ -44,7 +44,7 @@ class Declared:
         return f"--{self.name.replace('_', '-')}"
 
     def correction(self, value: object) -> str:
-        """Return a correction for a value, an empty string if the value is valid."""
+        """Return a correction for a value, or an empty string if the value is valid."""
         words = [word.strip() for word in str(value).split(",")] if self.several else [str(value)]
         if self.choices and not set(words) <= set(self.choices):
             return f"Choose one of {', '.join(self.choices)}."
@@ -53,7 +53,7 @@ class Declared:
         ):
             return f"Give a value of type {self.kind}."
         low, high = self.least, self.most
-        # NaN is outside too.
+        # NaN is also outside the range.
         outside = isinstance(value, int | float) and not (
             (low is None or value >= low) and (high is None or value <= high)
         )
@@ -68,7 +68,7 @@ class TypedSettings:
     declared: Mapping[str, Declared] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    # Column sets, one of which the data must have; empty if the script lists none.
+    # The data must have all columns of one of these sets. Empty if the script lists no sets.
     columns: tuple[frozenset[str], ...] = ()
     file: str = ""
 
@@ -84,7 +84,7 @@ class TypedSettings:
         return [] if elsewhere else sorted(name for name in self.required if not self.given.get(name))
 
     def text(self, name: str) -> str:
-        """Return a given setting as text, an empty string if it is not given."""
+        """Return a given setting as text, or an empty string if it is not given."""
         value = self.given.get(name, "")
         return "" if value is UNKNOWN or value is True else str(value)
 
@@ -125,7 +125,7 @@ def typed_settings(program: Program) -> TypedSettings | None:
 
 
 def _from_variable(setting: Declared, value: Any) -> Any:
-    """Convert a variable's string like the script does; return the string itself if that fails."""
+    """Convert a variable's string as the script does; return the string itself if that fails."""
     try:
         if setting.kind == "bool":
             return _WORDS[str(value).lower()]
@@ -149,7 +149,7 @@ def settings_repos(settings: TypedSettings) -> Iterator[RepoUse]:
 
 
 def _classes(program: Program) -> list[ast.ClassDef]:
-    """Return a script's settings class, the last one that declares settings, after its bases."""
+    """Return a script's settings class, which is the last one that declares settings, after its base classes."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
     while line and (base := classes.pop(_base(line[0]), None)) is not None and base is not line[-1]:

@@ -1,9 +1,10 @@
 """Decide whether imported code that is not read can save a trained model.
 
-Such code can save a model only if it gets one: as an argument (the model or its trainer), as a callback of a trainer,
-or as a base class of the script's classes. A function that makes a dataset or counts rewards gets none of these. A
-function that does the whole job is recognised by its name: `run(config)`, `save_all()`. Names are followed through
-assignments, loops, returns and the parameters of the script's own functions, whatever their scope.
+Imported code can save a model only if it has access to one: as a function that gets the model or its trainer as an
+argument, as a callback of a trainer, or as a base class of the script's classes. A function that creates a dataset or
+computes rewards has no access. A function that does the complete job is recognized by its name: `run(config)`,
+`save_all()`. Names are followed through assignments, loops, returns and the parameters of the script's own functions,
+whatever their scope.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _ACTS: Final = frozenset(
     """train fit finetune run main launch start execute do merge convert write dump store finish finalize end complete
     teardown""".split()  # noqa: SIM905
 )
-"""First words of functions that may do a whole job."""
+"""First words in the names of functions that may do a complete job."""
 _KEEPS: Final = frozenset(
     """save saves saver saving ckpt checkpoint checkpoints checkpointer checkpointing export exporter push upload
     uploader publish trainer runner writer manager""".split()  # noqa: SIM905
 )
 _LISTENS: Final = frozenset({"callback", "callbacks", "hook", "hooks"})
-"""Words of methods such as `add_callback` and `register_forward_hook`."""
+"""Words in the names of methods such as `add_callback` and `register_forward_hook`."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _MODEL: Final = re.compile(
     r"(.*_)?(model|net|network|unet|transformer|policy|trainer|accelerator|engine|fabric|pipeline|pipe|agent|learner)\d*"
@@ -39,13 +40,13 @@ _RECEIVES: Final = frozenset(
     """callbacks callback hooks hook logger loggers plugins strategy rollout_func optimizers optimizer_cls_and_kwargs
     model_init preprocess_logits_for_metrics""".split()  # noqa: SIM905
 )
-"""Parameters whose objects get the model, the trainer or a step from a library."""
+"""Parameters whose objects get the model, the trainer or a training step from a library."""
 
 
 def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], trainers: Iterable[Call]) -> bool:
-    """Return true if imported names may get a model, or do a whole job according to their name.
+    """Return true if imported functions may get a model, or may do a complete job according to their name.
 
-    If the script shows no training, the imported code may train as well, so the result is true.
+    If the script itself contains no training, the imported code may train, so the result is true.
     """
     bound = {a.asname or a.name.partition(".")[0] for node in nodes for a in node.names if not a.name.isupper()}
     seen = {c.name for c in trainers if package_of(c.name)} or any(c.last == "backward" for c in program.calls)
@@ -83,7 +84,7 @@ class _Unread:
                 break
 
     def follow(self, node: ast.AST) -> None:
-        """Follow unread code and models through the names that a node binds."""
+        """Record which of the names that a node binds refer to unread code or to a model."""
         match node:
             case ast.Assign(value=value):
                 self.bind(node.targets, value)
@@ -177,9 +178,9 @@ class _Unread:
         name = _name(call.func)
         if self.foreign(call.func):
             if isinstance(call.func, ast.Name) and name in self.functions:
-                return False  # its body is read
+                return False  # the body of the script's own function is analyzed
             if isinstance(call.func, ast.Attribute) and self.mentions_a_model(call.func.value):
-                return bool((_KEEPS | _LISTENS) & _words(name))  # a model's own `train()` and `to(device)`
+                return bool((_KEEPS | _LISTENS) & _words(name))  # `train()` and `to(device)` of a model don't save it
             return _acts(name) or any(self.mentions_a_model(value) for _, value in given)
         handed = [(parameter, value) for parameter, value in given if self.foreign(value)]
         if any(p in _RECEIVES or (_name(v) in self.bound and _acts(_name(v))) for p, v in handed):
@@ -205,7 +206,7 @@ def unread_modules(program: Program, known: frozenset[str]) -> Iterator[tuple[st
 
 
 def _acts(name: str) -> bool:
-    """Return true for the name of a function that may do a whole job, or save."""
+    """Return true for the name of a function that may do a complete job, or save."""
     words = [word.lower() for word in _WORD.findall(name)]
     return bool(words) and (words[0] in _ACTS or bool((_KEEPS | _LISTENS) & set(words)))
 
@@ -215,5 +216,5 @@ def _words(name: str) -> set[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a name, an empty string for any other expression."""
+    """Return the last part of a dotted name, or an empty string for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

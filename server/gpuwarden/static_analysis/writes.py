@@ -1,6 +1,6 @@
 """Find the folders and files that a training program writes, and the unread code that may write.
 
-A trainer saves by itself to a folder that its arguments name. Every other save is a call with the path as an argument.
+A trainer saves automatically to a folder that its arguments name. All other saves are calls with a path argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuwarden.static_analysis.env_and_shell import Shell
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
 from gpuwarden.static_analysis.unread_code import can_save, unread_modules
 
-# Saving call -> the name and the position of its path argument.
+# The name of a call that saves -> the name and the position of its path argument.
 _PATHS: Final[Mapping[str, tuple[str, int]]] = {
     "save_pretrained": ("save_directory", 0),
     "save_pretrained_merged": ("save_directory", 0),
@@ -52,9 +52,9 @@ _YOLO: Final = frozenset({"ultralytics.YOLO", "ultralytics.RTDETR"})
 _OPENS: Final = frozenset({"open", "io.open", "gzip.open", "codecs.open"})
 _WRITING: Final = frozenset("wax+")
 LIGHTNING: Final = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
-_TRAINER_OUTPUT: Final = "trainer_output"  # folder of a Trainer without an output_dir
+_TRAINER_OUTPUT: Final = "trainer_output"  # the folder of a Trainer without an output_dir
 _FITS: Final = frozenset({"backward", "fit", "train", "LightningCLI"})
-# Libraries that write only by one of the calls above, or to the folder in a trainer's arguments.
+# Libraries that write only with one of the calls above, or to the folder in a trainer's arguments.
 _KNOWN: Final = frozenset(
     """torch torchvision torchaudio transformers trl peft datasets accelerate diffusers sentence_transformers lightning
     pytorch_lightning ultralytics unsloth numpy pandas scipy sklearn matplotlib seaborn PIL cv2 tqdm evaluate timm wandb
@@ -72,7 +72,7 @@ _KNOWN: Final = frozenset(
 class Write:
     """One save. `path` is None if it is unknown, or if other code chooses the folder.
 
-    `maybe`: an unknown condition or setting decides whether it happens.
+    `maybe`: the save depends on a condition or setting that is unknown.
     """
 
     line: int
@@ -87,7 +87,7 @@ def trains(program: Program, trainers: Iterable[Call]) -> bool:
 
 
 def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the saves of a program. `settings` are the values of its training configuration."""
+    """Yield every save in a program. `settings` are the values of its training configuration."""
     for call in trainers:
         if call.name.startswith(LIGHTNING):
             yield from lightning_writes(call)
@@ -104,7 +104,7 @@ def writes_of(program: Program, trainers: Iterable[Call], settings: Mapping[str,
 
 
 def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the folder that a Trainer saves to by itself."""
+    """Yield the save of a Trainer to its output folder."""
     strategy = settings.get("save_strategy")
     if strategy == "no":
         return
@@ -114,7 +114,7 @@ def trainer_writes(call: Call, settings: Mapping[str, Any]) -> Iterator[Write]:
 
 
 def lightning_writes(call: Call) -> Iterator[Write]:
-    """Yield the folder of Lightning's own checkpoints; a logger or a callback may choose another."""
+    """Yield the save of Lightning's own checkpoints; a logger or a callback may choose another folder."""
     asked, once = call.get("enable_checkpointing", default=True), call.get("fast_dev_run", default=False)
     if asked is False or once is True:
         return
@@ -144,7 +144,7 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def named_path(call: Call) -> Any:
-    """Return the path argument of a saving call; None if the call saves only with a path and has none."""
+    """Return the path argument of a call that saves; None if the call has no path, and does not save without one."""
     match call.last:
         case "save_model":  # accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)
@@ -193,7 +193,7 @@ def opened_folders(program: Program, local: Iterable[str]) -> Iterator[Call]:
 
 
 def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[str] = ()) -> Iterator[str]:
-    """Yield a description of each unread part that may write. `local` are folders of the program."""
+    """Yield descriptions of code that was not read and may write files. `local` are folders of the program."""
     yield from dict.fromkeys(words for words, _ in unread_modules(program, _known(local)))
     yield from _other_writers(program, shells)
 
@@ -201,7 +201,7 @@ def unseen_writers(program: Program, shells: Iterable[Shell], local: Iterable[st
 def unseen_savers(
     program: Program, shells: Iterable[Shell], trainers: Iterable[Call], local: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield a description of each unread part that may save the model."""
+    """Yield descriptions of code that was not read and may save the model."""
     modules: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for words, node in unread_modules(program, _known(local)):
         modules.setdefault(words, []).append(node)
@@ -220,7 +220,7 @@ def _other_writers(program: Program, shells: Iterable[Shell]) -> Iterator[str]:
         if isinstance(node, ast.ClassDef) and any(program.dotted(b).endswith("Callback") for b in node.bases):
             yield f"the callback {node.name}"
     if any(c.name in {"exec", "runpy.run_path", "runpy.run_module", "importlib.import_module"} for c in program.calls):
-        yield "code that is run from a file or a text"
+        yield "code that is run from a file or a string"
     for shell in shells:
         if shell.program not in {"pip", "pip3", "apt", "apt-get", "uv", "nvidia-smi", "git", ""}:
             yield f"the program {shell.program}"

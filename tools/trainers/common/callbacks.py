@@ -59,7 +59,7 @@ class Reporter:
         self._queue(self.api["ALERT_API_URL"], {"X-API-Key": key} if key else {}, body)
 
     def close(self, seconds: float = 20) -> None:
-        """Wait up to `seconds` until the queue is sent."""
+        """Wait up to `seconds` until everything in the queue has been sent."""
         if self.thread.is_alive():
             self.posts.put(None)
             self.thread.join(seconds)
@@ -95,7 +95,8 @@ class Reporter:
 class Watcher:
     """A callback that ignores the events that it doesn't define.
 
-    It is not a TrainerCallback: that module imports PyTorch, which would delay the error of a wrong setting by seconds.
+    It does not inherit from TrainerCallback, whose module imports PyTorch: errors in settings would then be reported
+    seconds later.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -105,7 +106,7 @@ class Watcher:
 
 
 class Metrics(Watcher):
-    """Report the trainer's logs with unrounded numbers; print them with the step, the total and the time left."""
+    """Report the trainer's logs with unrounded numbers; print them with the step, the total and the remaining time."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -147,7 +148,7 @@ class Varying(Watcher):
             self.warn()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Warn if every log of a short run had equal rewards."""
+        """Warn if the rewards were equal in every log of a short run."""
         if 0 < self.flat == self.logs < FLAT:
             self.warn()
 
@@ -175,7 +176,7 @@ class Interrupted(Watcher):
         self.signal = number
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint and the end, on all processes at the same step."""
+        """Make all processes save a checkpoint and stop training at the same step, if a signal has arrived."""
         if args.world_size > 1:
             import torch
 

@@ -10,7 +10,7 @@ from trainers.common.outcome import Exit, Stop, say
 def from_coco(folder: Path, annotations: Path) -> Any:
     """Return the pictures of a COCO folder with their boxes and the names of their categories.
 
-    Crowds are left out: their box is around many objects.
+    Crowd annotations are omitted, because their box contains many objects.
 
     Raises:
         Stop: the annotations are not valid COCO; the message names the entry.
@@ -39,14 +39,14 @@ def from_coco(folder: Path, annotations: Path) -> Any:
             objects["category"].append(names[box["category_id"]])
             objects["bbox"].append([float(x), float(y), float(width), float(height)])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        cause = f"{error} is missing or not known" if isinstance(error, KeyError) else str(error)
+        cause = f"{error} is missing or unknown" if isinstance(error, KeyError) else str(error)
         raise Stop(Exit.DATA, f"{where}: {cause}", fix) from None
     if crowds:
-        say(f"{crowds} crowds are left out: their box is around many objects")
+        say(f"{crowds} crowd annotations are omitted, because their box contains many objects")
     return Dataset.from_list(list(found.values())).cast_column("image", Image())
 
 
 def picture_at(folder: Path, name: str) -> Path:
-    """Return the path of a picture, which is beside the annotations or in their subfolder `images`."""
+    """Return the path of a picture, which is next to the annotations or in the subfolder `images`."""
     beside, below = folder / name, folder / "images" / name
     return below if below.is_file() and not beside.is_file() else beside

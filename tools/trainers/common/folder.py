@@ -17,8 +17,8 @@ BASELINE = "baseline.json"
 FINAL = "final"
 RESULT = "result.json"
 ROOM = 1 << 20
-SAMPLE, SAMPLES = 1 << 14, 256  # bytes of a sample, samples of a file: reading a large file takes minutes
-ARGUMENTS = "training_args.bin"  # a pickle by the Trainer that no program reads; run.json has the settings
+SAMPLE, SAMPLES = 1 << 14, 256  # bytes per sample, samples per file: reading a large file takes minutes
+ARGUMENTS = "training_args.bin"  # the Trainer's pickled arguments, which no program reads; run.json contains them
 # These may change when a run resumes; every other setting identifies the run.
 FREE = {
     "out", "micro_batch", "save_steps", "eval_steps", "eval_rows", "logging_steps", "keep", "fast", "cpu", "expect_gpu",
@@ -28,7 +28,7 @@ FREE = {
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically: under another name, synced, then renamed."""
+    """Write a JSON file atomically: it is written under a temporary name, synced, then renamed."""
     passing = path.with_name(f".{path.name}.part")
     with passing.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True, default=str)
@@ -38,7 +38,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Force a folder's files, its subfolders' files and the names of both to disk."""
+    """Sync a folder to disk, with all files and folders inside it."""
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -48,7 +48,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def put_in_place(made: Path, final: Path) -> None:
-    """Move a finished folder into place with one rename; delete an older folder of that name afterwards."""
+    """Move a finished folder to its final path with one rename, then delete an older folder of that name."""
     sync_tree(made)
     old = final.with_name(f".old-{final.name}")
     shutil.rmtree(old, ignore_errors=True)
@@ -60,7 +60,7 @@ def put_in_place(made: Path, final: Path) -> None:
 
 
 def sync_tree_names(folder: Path) -> None:
-    """Force the names in a folder to disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,7 +75,7 @@ def checkpoints(out: Path) -> list[Path]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether the saved step matches the folder's name and each safetensors file has the size of its header."""
+    """Return whether the saved step matches the folder's name and each safetensors file has the size in its header."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
         if state["global_step"] != int(checkpoint.name[11:]):
@@ -131,7 +131,7 @@ def base_of(settings: Settings) -> str:
 
 
 def completed(out: Path) -> dict[str, Any] | None:
-    """Return the result of a run that is complete with its final model, else None."""
+    """Return the result of a run that is complete and has its final model, else None."""
     try:
         result = json.loads((out / RESULT).read_text())
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def completed(out: Path) -> dict[str, Any] | None:
 
 
 def is_full(error: BaseException, out: Path) -> bool:
-    """Return whether a full disk caused an error."""
+    """Return whether an error was caused by a full disk."""
     text = f"{error} {error.__cause__ or error.__context__ or ''}"
     words = ("No space left on device", "os error 28", "Disk quota exceeded")
     with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def claim(settings: Settings, method: str, data: dict[str, Any]) -> None:
         raise Stop(Exit.CONFIG, f"{out / RUN} is not readable", fix) from None
     changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
     if changed and made:
-        shown = ", ".join(f"{n}: {theirs.get(n)!r} there, {mine.get(n)!r} here" for n in changed[:4])
+        shown = ", ".join(f"{n}: {theirs.get(n)!r} in that run, {mine.get(n)!r} now" for n in changed[:4])
         raise Stop(Exit.CONFIG, f"{out} belongs to a run with other settings ({shown})", fix)
     if rank() == 0:
         out.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def lock(out: Path) -> None:
     """Lock this folder for one run; the kernel releases the lock when the process ends.
 
     Raises:
-        Stop: another run writes it, or the disk is not writable.
+        Stop: another run writes to it, or the disk is not writable.
 
     """
     if rank() or os.name != "posix":
@@ -202,13 +202,13 @@ def lock(out: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        message = f"another process trains into {out}"
-        raise Stop(Exit.ENVIRONMENT, message, "end it first, or choose another --out") from None
+        message = f"another process is training in {out}"
+        raise Stop(Exit.ENVIRONMENT, message, "stop it first, or choose another --out") from None
     _LOCKS.append(descriptor)
 
 
 def need_disk(out: Path, weights: int, trained: int, keep: int) -> None:
-    """Raise Stop if the disk lacks room for the checkpoints: weights, two moments of trained weights, and a spare."""
+    """Raise Stop if the disk lacks space for the checkpoints, including two moments of trained weights, and a spare."""
     needed = (keep + 2) * (weights + 8 * trained)
     free = shutil.disk_usage(out).free
     if free < needed:

@@ -1,4 +1,4 @@
-"""The machine: its GPU, arithmetic and batch."""
+"""Detect the machine's GPU, and choose the precision and the batch."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trainers.common.outcome import Exit, Stop
 from trainers.common.settings import Settings
 
-# (memory in GB, micro-batch): fits a model of the size that references/hardware.md names for the card.
+# (GPU memory in GB, micro-batch), for the model size that references/hardware.md gives for a card of that memory.
 MICRO = ((70, 8), (40, 4), (20, 2), (0, 1))
 OLDEST = (7, 0)
 REHEARSED = "GPUWARDEN_REHEARSAL_INSTANCE"  # set on an emulated machine, which has no real GPU
@@ -15,7 +15,7 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of training on this machine. `capability` is (0, 0) on a CPU."""
+    """The plan for training on this machine. `capability` is (0, 0) on a CPU."""
 
     device: str
     memory_gb: float
@@ -47,12 +47,12 @@ def look(settings: Settings) -> Plan:
         name, memory = torch.cuda.get_device_name(local), torch.cuda.get_device_properties(local).total_memory / 1e9
         capability = torch.cuda.get_device_capability(local)
         if capability < OLDEST:
-            raise Stop(Exit.ENVIRONMENT, f"{name} has compute capability {capability}", "take a T4 or newer")
+            raise Stop(Exit.ENVIRONMENT, f"{name} has compute capability {capability}", "use a T4 or newer")
         try:
             torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
         except RuntimeError as error:
             message = f"PyTorch {torch.__version__} does not run on {name}: {str(error).splitlines()[0]}"
-            raise Stop(Exit.ENVIRONMENT, message, "take a PyTorch build for this GPU") from None
+            raise Stop(Exit.ENVIRONMENT, message, "use a PyTorch build for this GPU") from None
     elif not settings.cpu and REHEARSED not in os.environ:
         raise Stop(Exit.ENVIRONMENT, "no GPU is visible", "check nvidia-smi, or pass --cpu to train without one")
     if settings.expect_gpu.lower() not in name.lower():
@@ -76,7 +76,7 @@ def arithmetic(asked: str, capability: tuple[int, int], name: str) -> str:
 
 
 def split_batch(settings: Settings, memory: float, world: int) -> tuple[int, int]:
-    """Return the micro-batch and the accumulation. Their product times the processes is the effective batch."""
+    """Return the micro-batch and the accumulation. Their product, for all processes, is the effective batch."""
     if settings.batch_size % world:
         message = f"batch_size {settings.batch_size} is not a multiple of {world} processes"
         raise Stop(Exit.CONFIG, message, "choose a multiple")

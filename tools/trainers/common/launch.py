@@ -1,7 +1,7 @@
 """Start several processes, forward signals, restart with a smaller micro-batch, and return one exit code.
 
 torchrun and `accelerate launch` exit with 1 for every exit code of their processes, and a signal ends them before
-their processes have saved. So the first process supervises, and the others leave notes for it in a folder.
+their processes have saved. Therefore the first process supervises the others, which write notes for it to a folder.
 """
 
 import json
@@ -27,11 +27,11 @@ SHARDING = {"fsdp2": "ACCELERATE_USE_FSDP", "deepspeed": "ACCELERATE_USE_DEEPSPE
 
 
 def start_processes(settings: Settings) -> None:
-    """Start one process for each GPU if the run uses several and none was started; exit with their exit code."""
+    """Start one process for each GPU if the run uses several and has not done so. Exit with their exit code."""
     if "WORLD_SIZE" in os.environ:
         variable = SHARDING.get(settings.sharding)
         if variable and os.environ.get(variable) != "true":
-            message = f"sharding {settings.sharding} is set, and the processes were started without it"
+            message = f"sharding {settings.sharding} is set, but the processes were started without it"
             raise Stop(Exit.CONFIG, message, "start the script alone; it starts its processes itself")
         return
     import torch
@@ -39,7 +39,7 @@ def start_processes(settings: Settings) -> None:
     number = settings.processes or (1 if settings.cpu else torch.cuda.device_count())
     if number <= 1:
         if settings.sharding != "none":
-            say(f"one process: sharding {settings.sharding} is not used")
+            say(f"with one process, sharding {settings.sharding} is not used")
         return
     if os.environ.get(NOTES):
         message = f"{number} processes were started, but WORLD_SIZE is not set in this one"
@@ -66,7 +66,7 @@ def start_processes(settings: Settings) -> None:
 
 
 def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
-    """Run the processes to their end; return the most specific exit code."""
+    """Run the processes until they end; return the most specific exit code."""
     for old in notes.iterdir():
         old.unlink()
 
@@ -82,13 +82,13 @@ def supervised(launch: list[str], notes: Path, words: list[str]) -> int:
 
 
 def ending(code: int, codes: list[int]) -> int:
-    """Return one exit code for the launcher and its processes: a cause before its consequences."""
+    """Return one exit code for the launcher and its processes: that of the cause, not those of its consequences."""
     causes = [c for c in codes if c not in {Exit.OK, 1, Exit.INTERRUPTED}]
     return 0 if code == 0 else min(causes) if causes else 75 if codes and {*codes} == {75} else 1
 
 
 def leave_note(name: str, value: int) -> None:
-    """Leave a number for the supervising process, if this process has one."""
+    """Write a number to this process's note for the supervising process, if there is one."""
     if folder := os.environ.get(NOTES, ""):
         file = Path(folder) / f"{rank()}.json"
         known = json.loads(file.read_text()) if file.exists() else {}
@@ -125,8 +125,8 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
     if cpu:
         raise Stop(Exit.CONFIG, f"sharding {sharding} needs GPUs", "leave it at none")
     if sharding == "deepspeed" and find_spec("deepspeed") is None:
-        fix = "add deepspeed to the dependencies in the script's header, or take fsdp2"
-        raise Stop(Exit.ENVIRONMENT, "sharding deepspeed is set, and deepspeed is not installed", fix)
+        fix = "add deepspeed to the dependencies in the script's header, or use fsdp2"
+        raise Stop(Exit.ENVIRONMENT, "sharding deepspeed is set, but deepspeed is not installed", fix)
     if sharding == "fsdp2":
         return config | {
             "distributed_type": "FSDP",
@@ -147,9 +147,9 @@ def launch_config(number: int, sharding: str, *, cpu: bool) -> dict[str, Any]:
 
 
 def need_world(plan: Plan, actual: int) -> None:
-    """Raise Stop if the processes don't train together: each of them would write the same folder."""
+    """Raise Stop if the processes don't train together: each of them would write to the same folder."""
     if actual != plan.world:
-        message = f"{plan.world} processes were started, and {actual} train together"
+        message = f"{plan.world} processes were started, but {actual} train together"
         raise Stop(Exit.ENVIRONMENT, message, "start with torchrun or accelerate launch, with a matching use_cpu")
 
 

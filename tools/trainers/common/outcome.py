@@ -27,7 +27,7 @@ class Stop(Exception):
 
 
 def rank() -> int:
-    """Return this process's rank among those that train together."""
+    """Return this process's rank among the processes that train together."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -45,7 +45,7 @@ def complain(stop: Stop) -> None:
 
 
 def why_not_loaded(model: str, error: Exception) -> Stop:
-    """Return the Stop of a run whose model can't be loaded."""
+    """Return the Stop for a model that can't be loaded."""
     text, names = (
         " ".join(str(error).split())[:300],
         {type(e).__name__ for e in (error, error.__cause__, error.__context__)},

@@ -27,7 +27,7 @@ class PictureSettings(Settings):
 
 
 def with_pictures(rows: Any, source: str) -> Any:
-    """Return rows whose column image is read as pictures; paths start in the folder of the file."""
+    """Return the rows with the column `image` read as pictures. Paths are relative to the folder of the data file."""
     from datasets import Image, Value
 
     if isinstance(rows.features["image"], Image):
@@ -57,7 +57,7 @@ def check_pictures(rows: Any, source: str, names: set[str]) -> None:
 
 
 def class_names(settings: PictureSettings, feature: Any, values: list[Any], source: str) -> list[str]:
-    """Return the names of the classes: those given, the data's, or the values themselves.
+    """Return the names of the classes: the ones in the settings, the ones in the data, or the values themselves.
 
     Raises:
         Stop: a value is not among them, is not a label, or looks like a typo.
@@ -81,11 +81,11 @@ def class_names(settings: PictureSettings, feature: Any, values: list[Any], sour
 
 
 def need_no_slip(counts: Counter[Any], source: str) -> None:
-    """Raise Stop if a number is far above the others, or if a rare name is almost equal to a frequent one."""
+    """Raise Stop if there is a gap below the highest number, or if a rare name is almost equal to a frequent one."""
     fix = "correct the row, or name every class with --labels"
     numbers = sorted(n for n in counts if isinstance(n, int))
     if len(numbers) > 1 and numbers[-1] > numbers[-2] + 1:
-        message = f"{source} has the label {numbers[-1]}, and the others end with {numbers[-2]}"
+        message = f"{source} has the label {numbers[-1]}, but the highest of the others is {numbers[-2]}"
         raise Stop(Exit.DATA, message, fix)
     names = [name for name in counts if isinstance(name, str)]
     for name in names:
@@ -93,7 +93,7 @@ def need_no_slip(counts: Counter[Any], source: str) -> None:
         same = [n for n in others if n.strip().lower() == name.strip().lower()]
         usual = [n for n in others if counts[name] <= RARE and counts[n] >= USUAL * counts[name]]
         for meant in same or difflib.get_close_matches(name, usual, 1, NEAR):
-            message = f"{source} has the label {name!r} ({counts[name]} times) beside {meant!r} ({counts[meant]} times)"
+            message = f"{source} has the label {name!r} ({counts[name]} times) and {meant!r} ({counts[meant]} times)"
             raise Stop(Exit.DATA, message, fix)
 
 
@@ -162,7 +162,7 @@ def augmentation(settings: PictureSettings, boxes: Any | None = None) -> Any | N
 
 
 def need_rows(data: Data, least: int) -> None:
-    """Raise Stop if the data has fewer rows than one step reads."""
+    """Raise Stop if the data has fewer rows than one step needs."""
     if len(data.train) < least:
-        message = f"{len(data.train)} rows to train on are fewer than one step's {least}"
+        message = f"{len(data.train)} rows to train on are too few: one step needs {least}"
         raise Stop(Exit.DATA, message, "lower --batch-size, or add data")

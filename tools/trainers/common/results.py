@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 
 def write_result(settings: Settings, **values: Any) -> None:
-    """Write result.json: the objective, the settings and the end of the run. Sweeps read this file."""
+    """Write result.json: the objective, the settings and how the run ended. Sweeps read this file."""
     if rank() or not Path(settings.out).is_dir():
         return
     numbers = {**(values.get("metrics") or {})}
@@ -42,10 +42,10 @@ def write_result(settings: Settings, **values: Any) -> None:
 
 
 def figures(trainer: Any, trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the size and speed of a run. `tokens` is None if the method does not read tokens."""
+    """Return the size and speed of a run. `tokens` is None if the method does not count tokens."""
     counts = [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
     return {
-        # One element holds two weights of 4 bits.
+        # One element contains two 4-bit weights.
         "parameters": sum(
             p.numel() * (2 * p.element_size() if type(p).__name__ == "Params4bit" else 1)
             for p in trainer.model.parameters()
@@ -68,15 +68,15 @@ def need_push(settings: Settings) -> None:
         return
     token = os.environ.get("HF_TOKEN", "")
     if not token:
-        raise Stop(Exit.ENVIRONMENT, "hub_model_id is set and HF_TOKEN is not", "pass HF_TOKEN as a secret of the job")
+        raise Stop(Exit.ENVIRONMENT, "hub_model_id is set, but HF_TOKEN is not", "pass HF_TOKEN as a secret of the job")
     from huggingface_hub import HfApi
 
     try:
         HfApi(token=token).create_repo(settings.hub_model_id, private=not settings.hub_public, exist_ok=True)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
-        message = f"HF_TOKEN can't write {settings.hub_model_id}: {text}"
-        raise Stop(Exit.ENVIRONMENT, message, "take a token that may write there") from error
+        message = f"HF_TOKEN can't write to {settings.hub_model_id}: {text}"
+        raise Stop(Exit.ENVIRONMENT, message, "use a token with write access to it") from error
 
 
 def push(settings: Settings, final: Path) -> None:
@@ -99,7 +99,7 @@ def push(settings: Settings, final: Path) -> None:
             if pause is None:
                 message = f"the push to {settings.hub_model_id} failed: {text}"
                 raise Stop(Exit.PUSH, message, f"{final} is complete; upload it from there") from error
-            say(f"push failed, again in {pause} s: {text}")
+            say(f"push failed, trying again in {pause} s: {text}")
             time.sleep(pause)
         else:
             say(f"pushed to {settings.hub_model_id}")

@@ -42,7 +42,7 @@ class OnlineSettings(GeneratingSettings):
             raise Stop(Exit.CONFIG, "reward is not set", "pass --reward answer, boxed, file.py:function or a model")
         if self.save_steps % self.steps_per_rollout:
             message = f"save_steps {self.save_steps} is not a multiple of steps_per_rollout {self.steps_per_rollout}"
-            raise Stop(Exit.CONFIG, message, "choose a multiple; else a resumed run differs")
+            raise Stop(Exit.CONFIG, message, "choose a multiple; otherwise a resumed run would differ")
         if self.batch_size % self.generations:
             message = f"batch_size {self.batch_size} is not a multiple of generations {self.generations}"
             raise Stop(Exit.CONFIG, message, "choose a multiple: each prompt's answers are compared in one batch")
@@ -65,7 +65,7 @@ def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> l
 
 
 def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """Return the share of letters: a reward that varies, for a smoke run."""
+    """Return the share of letters, as a reward that varies in a smoke run."""
     return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
 
 
@@ -96,7 +96,7 @@ def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:
 
 
 def function_of(file: Path, name: str) -> Any:
-    """Return a function of a file."""
+    """Return a function from a file."""
     try:
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -107,16 +107,16 @@ def function_of(file: Path, name: str) -> Any:
 
 
 def check_prompts(settings: GeneratingSettings, tokenizer: Any, data: Data) -> None:
-    """Raise Stop if a prompt and its answer may be longer than max_length together."""
+    """Raise Stop if a prompt and its answer together may be longer than max_length."""
     room = settings.max_length - settings.max_completion_length
     longest = max(tokens(tokenizer, prompt) for prompt in data.train["prompt"][:2000])
     if longest > room:
-        message = f"a prompt has {longest} tokens; max_length less max_completion_length leaves {room}"
+        message = f"a prompt has {longest} tokens; max_length minus max_completion_length is {room}"
         raise Stop(Exit.DATA, message, f"pass --max-length {longest + settings.max_completion_length}")
 
 
 def rollout(settings: OnlineSettings, plan: Plan) -> dict[str, Any]:
-    """Return the arguments of generation: each set of answers serves a whole number of optimizer steps."""
+    """Return the arguments for generation: each set of answers is used for a whole number of optimizer steps."""
     return {
         "num_generations": settings.generations,
         "max_completion_length": settings.max_completion_length,

@@ -90,7 +90,7 @@ def prepared(
                 Exit.DATA, f"{source} has no column {old}; it has {', '.join(rows.column_names)}", "correct --columns"
             )
         if (new in rows.column_names and new not in renames) or [*renames.values()].count(new) > 1:
-            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old moves one away")
+            raise Stop(Exit.DATA, f"{source} would have two columns {new}", "correct --columns; new=old renames one")
     rows = rows.rename_columns(renames) if renames else rows
     before, (rows, what) = rows, converted(rows, wanted)
     has = set(rows.column_names)
@@ -143,7 +143,7 @@ def read(settings: Settings, source: str, split: str) -> Any:
 
 
 def read_folder(path: Path, split: str) -> Any:
-    """Return one split of a folder that datasets saved, a COCO folder, or one subfolder of pictures for each class."""
+    """Return one split of a folder saved by datasets, a COCO folder, or a folder with one subfolder for each class."""
     from datasets import load_dataset, load_from_disk
 
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
@@ -162,7 +162,7 @@ def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
 
     path, suffix = Path(source), Path(source.partition("?")[0]).suffix
     if "://" not in source and not path.is_file():
-        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths start in the working folder")
+        raise Stop(Exit.DATA, f"{source} does not exist", "correct --dataset; paths are relative to the working folder")
     if "://" not in source and not path.stat().st_size:
         raise Stop(Exit.DATA, f"{source} is empty", "choose other data")
     if split != settings.split:
@@ -172,12 +172,12 @@ def read_file_of_rows(settings: Settings, source: str, split: str) -> Any:
 
 
 def why_not_read(source: str, error: Exception) -> tuple[Exit, str, str]:
-    """Return the exit, message and fix for data that can't be read."""
+    """Return the exit code, message and fix for data that can't be read."""
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())[:300]
     kind = type(error).__name__
     if Path(source).is_dir() and (kind == "EmptyDatasetError" or "corresponds to no data" in text):
-        fix = "give one subfolder of pictures for each class, COCO annotations beside pictures, or a file of rows"
+        fix = "use one subfolder of pictures for each class, COCO annotations next to pictures, or a file of rows"
         return Exit.DATA, f"the folder {source} has no rows that can be read", fix
     if isinstance(cause, StopIteration):
         return Exit.DATA, f"{source} has no rows", "choose other data or another --split"
@@ -199,7 +199,7 @@ def shortened(row: dict[str, Any]) -> str:
 
 
 def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]:
-    """Return rows in a format that the method reads, and the name of the original format."""
+    """Return the rows in a format that the method reads, and the name of their original format."""
     has, names = set(rows.column_names), {n for group in wanted for n in group}
     pairs_too = {"prompt", "chosen", "rejected"} <= has & names
     if pairs_too and isinstance(rows[0]["prompt"], str) and isinstance(rows[0]["chosen"], list):
@@ -221,7 +221,7 @@ def converted(rows: Any, wanted: tuple[tuple[str, ...], ...]) -> tuple[Any, str]
 def from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
     """Return the turns of ShareGPT as messages."""
     turns = row["conversations"] or []
-    if isinstance(turns, dict):  # a table: one list of speakers, one of texts
+    if isinstance(turns, dict):  # in columns: a list of speakers and a list of texts
         turns = [{"from": who, "value": text} for who, text in zip(turns["from"], turns["value"], strict=True)]
     return {"messages": [{"role": SHAREGPT.get(t["from"], t["from"]), "content": t["value"]} for t in turns]}
 
@@ -267,11 +267,11 @@ def check_rows(rows: Any, source: str, names: set[str]) -> None:
         for name, value in row.items():
             if problem := why_bad(name, value):
                 message = f"{source}, row {index + 1}, column {name}: {problem}"
-                raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` knows many")
+                raise Stop(Exit.DATA, message, "correct or remove such rows; `gpuwarden template convert` can help")
     if ties == len(looked):
-        raise Stop(Exit.DATA, f"{source}: every pair has the same answer twice", "give pairs of different answers")
+        raise Stop(Exit.DATA, f"{source}: the two answers are equal in every pair", "use pairs of different answers")
     if ties:
-        say(f"{ties} of {len(looked)} pairs have the same answer twice: the model learns nothing from them")
+        say(f"{ties} of {len(looked)} pairs have two equal answers: the model learns nothing from them")
 
 
 def why_bad(name: str, value: Any) -> str:
@@ -289,7 +289,7 @@ def why_bad(name: str, value: Any) -> str:
     if not isinstance(value, list) or not all(isinstance(t, dict) and "role" in t and "content" in t for t in value):
         return "neither text nor a list of messages with role and content"
     if strange := next((turn["role"] for turn in value if turn["role"] in NOT_ROLES), ""):
-        return f"a message by {strange!r}, which chat templates leave out; roles are system, user, assistant and tool"
+        return f"a message with role {strange!r}, which chat templates skip; use system, user, assistant or tool"
     if any(turn["content"] is None and not turn.get("tool_calls") for turn in value):
         return "a message without content"
     if name != "prompt" and value[-1]["role"] != "assistant":

@@ -1,4 +1,4 @@
-"""Read typed settings from defaults, one file, the environment and flags; the later source wins."""
+"""Read typed settings from defaults, one file, the environment and flags; later sources take precedence."""
 
 import argparse
 import dataclasses
@@ -26,13 +26,13 @@ def option(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return a dataclass field with its help and its limits. `several` allows choices joined by commas."""
+    """Return a dataclass field with its help and its limits. `several` allows several choices, separated by commas."""
     limits = {"choices": choices, "several": several, "least": least, "most": most}
     return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
 class Checked:
-    """Base of settings: a dataclass whose fields come from `option`."""
+    """Base class of settings: a dataclass whose fields are created with `option`."""
 
     def check(self) -> None:
         """Raise Stop if settings contradict each other."""
@@ -51,19 +51,19 @@ class Settings(Checked):
     eval_dataset: str = option("", "separate data to evaluate on")
     eval_split: str = option("", "split to evaluate on; empty: split off eval_fraction")
     eval_fraction: float = option(0.05, "share of rows held out for evaluation; 0: none", least=0, most=0.5)
-    eval_rows: int = option(500, "rows to evaluate on, at most", least=1)
+    eval_rows: int = option(500, "maximum number of rows to evaluate on", least=1)
     columns: str = option("", "renames, such as question=prompt,answer=completion")
     out: str = option("out", "output folder")
-    steps: int = option(0, "optimizer steps; 0: epochs decide", least=0)
+    steps: int = option(0, "optimizer steps; 0: use epochs instead", least=0)
     epochs: float = option(1.0, "passes over the data if steps is 0", least=0)
     batch_size: int = option(16, "effective batch: rows of one optimizer step over all GPUs", least=1)
-    micro_batch: int = option(0, "rows on one GPU at a time; 0: by the GPU's memory", least=0)
+    micro_batch: int = option(0, "rows on one GPU at a time; 0: depends on the GPU's memory", least=0)
     learning_rate: float = option(2e-5, "peak learning rate", least=0, most=1)
     scheduler: str = option("cosine", "learning-rate schedule", choices=("cosine", "linear", "constant"))
-    warmup: float = option(0.03, "share of steps that warm up", least=0, most=0.5)
+    warmup: float = option(0.03, "share of steps used for warm-up", least=0, most=0.5)
     weight_decay: float = option(0.0, "weight decay", least=0, most=1)
     max_grad_norm: float = option(1.0, "gradient clipping", least=0)
-    seed: int = option(42, "random seed, data order included", least=0)
+    seed: int = option(42, "random seed, also for the data order", least=0)
     save_steps: int = option(100, "steps between checkpoints", least=1)
     eval_steps: int = option(0, "steps between evaluations; 0: at each checkpoint", least=0)
     logging_steps: int = option(10, "steps between lines of metrics", least=1)
@@ -71,13 +71,13 @@ class Settings(Checked):
     precision: str = option("auto", "arithmetic", choices=("auto", "bf16", "fp16", "fp32"))
     fast: bool = option(False, "optimizations that are known to work on this GPU")
     cpu: bool = option(False, "train without a GPU")
-    expect_gpu: str = option("", "part of the GPU's name, such as H100; another GPU ends the run at once")
+    expect_gpu: str = option("", "part of the GPU's name, such as H100; the run ends immediately on another GPU")
     processes: int = option(0, "processes to start; 0: one for each GPU", least=0)
     sharding: str = option("none", "how several GPUs share the model", choices=("none", "fsdp2", "deepspeed"))
     workers: int = option(0, "data loader workers of each process", least=0, most=4)
     report: str = option("none", "trackers, comma-separated", choices=("none", "tensorboard", "trackio"), several=True)
     callback: str = option("", "own callbacks, comma-separated: file.py:Class")
-    objective: str = option("eval_loss", "metric that ranks checkpoints and goes into result.json")
+    objective: str = option("eval_loss", "metric that ranks checkpoints and is written to result.json")
     greater_is_better: bool = option(False, "a higher objective is better")
     hub_model_id: str = option("", "Hub repo to push to, owner/name; needs HF_TOKEN")
     hub_public: bool = option(False, "create the repo public")
@@ -101,7 +101,7 @@ S = TypeVar("S", bound=Checked)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports errors as Stop."""
+    """A parser that raises errors as Stop."""
 
     def error(self, message: str) -> NoReturn:
         """Raise Stop."""
@@ -143,12 +143,12 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Print variables that are almost a setting's; others with the prefix may belong to another program."""
+    """Print variables that may be misspelled settings; others with the prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)
         if near and name not in fields:
-            say(f"{variable} is not a setting and is not read; did you mean {ENVIRONMENT}{near[0].upper()}?")
+            say(f"{variable} is not a setting and is ignored; did you mean {ENVIRONMENT}{near[0].upper()}?")
 
 
 def read_settings(kind: type[S], words: list[str]) -> S:
@@ -167,15 +167,15 @@ def read_settings(kind: type[S], words: list[str]) -> S:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML or JSON file, as flags and variables would give them.
+    """Return the settings in a YAML or JSON file, in the format of flags and variables.
 
-    A setting without a value keeps its default. A list becomes comma-separated text, a mapping `old=new` pairs.
+    A setting without a value keeps its default. A list becomes comma-separated text, a mapping becomes `old=new` pairs.
     """
     fix = "correct the file, one `name: value` for each setting; --help lists them"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        fix = "correct --config; paths start in the working folder"
+        fix = "correct --config; paths are relative to the working folder"
         raise Stop(Exit.CONFIG, f"config {path} can't be read: {error.strerror}", fix) from None
     except UnicodeDecodeError:
         raise Stop(Exit.CONFIG, f"config {path} is not UTF-8 text", fix) from None
@@ -194,7 +194,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def joined(value: Any) -> Any:
-    """Return a list or a mapping as the text that a flag takes."""
+    """Return a list or a mapping as the text of a flag."""
     if isinstance(value, dict):
         value = [f"{old}={new}" for old, new in value.items()]
     return ",".join(str(part) for part in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Smoke runs: a tiny random model and made-up rows try the script and the machine without a download."""
+"""Smoke runs: test the script and the machine with a tiny random model and made-up rows, without a download."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ from trainers.common.settings import convert, values_given
 ROWS = 48
 NOUNS = ("cat", "dog", "tree", "sun", "one", "two", "three", "four", "five", "six")
 WORDS = ("how", "much", "is", "plus", "times", "red", "green", "blue", "the", "of", "a", "and", "what", *NOUNS)
-# Two checkpoints, in seconds on a CPU.
+# A run with two checkpoints, which takes seconds on a CPU.
 SHORT = ("--steps", "8", "--save-steps", "4", "--batch-size", "4", "--micro-batch", "2", "--logging-steps", "1")
 MODEL, DATA = "model", "data.jsonl"
-# Settings of other inputs and of the push. A smoke run overrides them: it downloads and uploads nothing.
+# Settings for other inputs and for the push. A smoke run overrides them, because it downloads and uploads nothing.
 LEFT_OUT = {
     "dataset_config": "", "split": "train", "eval_dataset": "", "eval_split": "", "columns": "",
     "chat_template_from": "", "hub_model_id": "",
@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Smoke:
-    """Inputs of `--smoke`. `make` writes them into a folder; `flags` of the run contain `{}` for that folder."""
+    """Inputs of `--smoke`. `make` writes them into a folder; in `flags`, `{}` stands for that folder."""
 
     make: Callable[[Path], None]
     flags: tuple[str, ...]
@@ -47,7 +47,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
     """Return a smoke run's command line, and write its inputs; return any other command line unchanged.
 
-    The smoke run's inputs come last, so that `--smoke` after a complete command tries that command on them.
+    The smoke run's inputs come last, so that `--smoke` after a complete command tests that command with them.
     """
     values = values_given(kind, words)
     if not convert("smoke", bool, values.get("smoke", False)):

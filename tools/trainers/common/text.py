@@ -16,7 +16,7 @@ class TextSettings(Settings):
 
     max_length: int = option(2048, "tokens of a row", least=8)
     too_long: str = option("refuse", "rows longer than that", choices=("refuse", "truncate", "drop"))
-    chat_template_from: str = option("", "model whose chat template to take")
+    chat_template_from: str = option("", "model whose chat template to use")
     pad_token: str = option("", "padding token, if the tokenizer has none")
     lora_rank: int = option(16, "rank of LoRA; 0: full fine-tuning", least=0, most=1024)
     lora_alpha: int = option(32, "scale of LoRA", least=1)
@@ -59,9 +59,9 @@ def load_tokenizer(settings: TextSettings, data: Data) -> Any:
     conversations = [n for n, v in first.items() if isinstance(v, list) and v and isinstance(v[0], dict)]
     if conversations and tokenizer.chat_template is None:
         message = (
-            f"rows are conversations ({conversations[0]}) and the tokenizer of {settings.model} has no chat template"
+            f"rows are conversations ({conversations[0]}), but the tokenizer of {settings.model} has no chat template"
         )
-        raise Stop(Exit.DATA, message, "pass --chat-template-from INSTRUCT_MODEL, or take the instruct model")
+        raise Stop(Exit.DATA, message, "pass --chat-template-from INSTRUCT_MODEL, or use the instruct model")
     return tokenizer
 
 
@@ -86,7 +86,7 @@ def tokens(tokenizer: Any, value: Any, tools: list[Any] | None = None) -> int:
 
 
 def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
-    """Refuse, drop or keep for truncation the rows that are longer than max_length."""
+    """Refuse rows that are longer than max_length, drop them, or keep them to be truncated."""
     looked = [length(tokenizer, data.train[i]) for i in sample(data.train)]
     over, most = sum(n > settings.max_length for n in looked), max(looked)
     say(f"lengths: {most} tokens at most among {len(looked)} rows; {over} are longer than {settings.max_length}")
@@ -105,7 +105,7 @@ def check_lengths(settings: TextSettings, tokenizer: Any, data: Data) -> None:
 
 
 def dtype_of(plan: Plan, *, trained: bool) -> Any:
-    """Return the type to load weights in: float32 for trained weights, the GPU's half type for frozen ones."""
+    """Return the type to load weights in: float32 for trained weights, the GPU's 16-bit type for frozen ones."""
     import torch
 
     if trained or plan.precision == "fp32":
@@ -145,7 +145,7 @@ def lora(settings: TextSettings, task: str = "CAUSAL_LM") -> Any:
 
 
 def has_flash_attention(plan: Plan) -> bool:
-    """Return whether this machine can keep packed rows apart in attention."""
+    """Return whether attention can separate packed rows on this machine."""
     from importlib.util import find_spec
 
     return plan.capability >= AMPERE and find_spec("flash_attn") is not None

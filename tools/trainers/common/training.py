@@ -36,7 +36,7 @@ T = TypeVar("T", bound=Settings)
 
 
 def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
-    """Return the arguments that every trainer takes."""
+    """Return the arguments that every trainer accepts."""
     evaluates = data.held_out is not None
     reports = [n.strip() for n in settings.report.split(",") if n.strip() != "none"]
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(Path(settings.out) / "tensorboard"))
@@ -82,8 +82,8 @@ def arguments(settings: Settings, plan: Plan, data: Data) -> dict[str, Any]:
 def save_whole(trainer: Any, keep: int) -> None:
     """Make the trainer's checkpoints atomic: written elsewhere, synced, renamed, and only then rotated.
 
-    The Trainer writes directly into checkpoint-N. A kill inside a save leaves an incomplete folder there, and the
-    next start fails on it although older checkpoints are good.
+    The Trainer writes directly into checkpoint-N. If the process is killed during a save, an incomplete folder remains
+    there, and the next start fails although older checkpoints are complete.
     """
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -108,7 +108,7 @@ def save_whole(trainer: Any, keep: int) -> None:
         trainer.accelerator.wait_for_everyone()
         if args.should_save:
             making.joinpath(name, ARGUMENTS).unlink(missing_ok=True)
-            # The Trainer records the best one inside the folder that is renamed here.
+            # The Trainer records the path of the best checkpoint in the temporary folder, which is renamed here.
             trainer.state.best_model_checkpoint = best_path
             trainer.state.save_to_json(str(making / name / "trainer_state.json"))
             put_in_place(making / name, out / name)
@@ -123,7 +123,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
     """Make the trainer load every weight of a checkpoint.
 
     `save_pretrained` writes many models (ViT, mixtures of experts) under the names that they have on the Hub, and
-    `from_pretrained` translates them. The Trainer doesn't: it resumes with a warning, from untrained weights.
+    `from_pretrained` translates them. The Trainer doesn't: it prints a warning and resumes from untrained weights.
     """
     from safetensors import safe_open
 
@@ -140,7 +140,7 @@ def load_whole(trainer: Any, settings: Settings) -> None:
             load(checkpoint, *model)
             return
         if settings.sharding != "none":
-            message = f"{checkpoint} has other names of weights than the model, and can't be loaded"
+            message = f"the weights in {checkpoint} have other names than the model's and can't be loaded"
             raise Stop(Exit.ENVIRONMENT, message, "resume with --sharding none")
         kind = next(target.parameters()).dtype
         target.load_state_dict(type(target).from_pretrained(checkpoint, dtype=kind).state_dict())
@@ -185,14 +185,14 @@ def need_objective(settings: Settings, before: dict[str, float]) -> None:
     if before and settings.objective not in before:
         speed = ("_runtime", "_per_second", "_time")
         known = ", ".join(sorted(n for n in before if n.startswith("eval_") and not n.endswith(speed)))
-        message = f"objective is {settings.objective!r}, and the evaluation has {known}"
+        message = f"objective is {settings.objective!r}, but the evaluation has {known}"
         raise Stop(Exit.CONFIG, message, "pass --objective with one of these")
 
 
 def train(
     trainer: Any, settings: Settings, plan: Plan, data: Data, method: str, reporter: Reporter, interrupted: Interrupted
 ) -> Exit:
-    """Train from the newest whole checkpoint, or from the start, to the final model."""
+    """Train from the newest complete checkpoint, or from the start, to the final model."""
     from transformers import set_seed
 
     started, out = time.monotonic(), Path(settings.out)
@@ -207,8 +207,8 @@ def train(
     step = trainer.state.global_step
     if interrupted.signal:
         write_result(settings, status="interrupted", step=step, baseline=before)
-        trainer.accelerator.wait_for_everyone()  # the first process to end ends the others
-        raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "the same command goes on")
+        trainer.accelerator.wait_for_everyone()  # when the first process exits, the others are stopped
+        raise Stop(Exit.INTERRUPTED, f"signal {interrupted.signal}: saved at step {step}", "run the same command again")
     metrics = {n: v for n, v in trainer.evaluate().items() if isinstance(v, (int, float))} if data.held_out else {}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     metrics |= {"train_loss": losses[-1]} if losses else {}
@@ -230,7 +230,7 @@ def steps(trainer: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
-    """Load the checkpoint and return True if it has all steps of the run: the Trainer would train one more step."""
+    """Load the checkpoint and return True if it has all steps of the run: the Trainer would train another step."""
     from transformers import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -238,7 +238,7 @@ def at_its_end(trainer: Any, settings: Settings, checkpoint: Path) -> bool:
         return False
     trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001
     trainer.state = state
-    say(f"{checkpoint.name} has all {state.max_steps} steps; no step is trained")
+    say(f"{checkpoint.name} already has all {state.max_steps} steps")
     return True
 
 
@@ -314,10 +314,10 @@ def attempt(
 
 
 def no_room(settings: Settings, reporter: Reporter | None) -> int:
-    """End a run whose disk is full. The files of the unfinished save are deleted to make room for the result."""
+    """End a run whose disk is full. The files of the unfinished save are deleted to free space for the result."""
     out = Path(settings.out)
     stop = Stop(
-        Exit.ENVIRONMENT, f"the disk of {out} is full", "make room or take a larger disk; the same command goes on"
+        Exit.ENVIRONMENT, f"the disk of {out} is full", "free space or use a larger disk; resume with the same command"
     )
     complain(stop)
     shutil.rmtree(out / ".saving", ignore_errors=True)
@@ -340,7 +340,7 @@ def whole(
     """Build the trainer and train."""
     from transformers import set_seed
 
-    # The user's own callbacks are loaded before any weight.
+    # The user's own callbacks are loaded before the weights, so that their errors appear early.
     watchers = [Metrics(reporter), Varying(), interrupted, Finite(), *own_callbacks(settings.callback)]
     set_seed(settings.seed)
     trainer = build(settings, plan, data)
@@ -349,7 +349,7 @@ def whole(
 
 
 def guarded(settings: Settings, plan: Plan, work: Callable[[], Exit]) -> Exit:
-    """Do the work; if memory runs out, restart once with a smaller micro-batch."""
+    """Call `work`; if memory runs out, restart once with a smaller micro-batch."""
     import torch
 
     try:

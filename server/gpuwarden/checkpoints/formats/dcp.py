@@ -1,6 +1,6 @@
-"""Read torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and `.distcp` files of archives.
+"""Read torch.distributed.checkpoint: `.metadata`, a pickle that maps tensors to files, and the `.distcp` files.
 
-Each record of a `.distcp` file is an archive of torch.save, so it has CRCs, which `dcp.load` ignores.
+Each record in a `.distcp` file is an archive written by torch.save, so it has CRCs, which `dcp.load` does not check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOAD = "tensors"
 
 @dataclass(frozen=True)
 class Record:
-    """One record: the tensor's name, its file, and its bytes in the file."""
+    """One record: the tensor's name, the file that contains it, and the range of its bytes there."""
 
     name: str
     file: str
@@ -30,7 +30,7 @@ class Record:
 
     @classmethod
     def of(cls, key: Any, value: Any) -> Record:
-        """Return the record of one entry of `storage_data`. Raises Broken if it is invalid."""
+        """Return the record that one entry of `storage_data` describes. Raises Broken if the entry is invalid."""
         index = key.state if isinstance(key, Call) else None
         info = value.state if isinstance(value, Call) else None
         if isinstance(index, dict) and isinstance(info, dict):
@@ -38,7 +38,7 @@ class Record:
             named = isinstance(name, str) and isinstance(file, str) and Path(file).name == file
             if named and all(type(n) is int and 0 <= n < 1 << 60 for n in (at, length)):
                 return cls(str(name), str(file), int(at or 0), int(length or 0))
-        raise Broken("its metadata has an entry that is invalid, or that points out of the folder")
+        raise Broken("its metadata has an entry that is invalid or refers to a file outside of the folder")
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -47,7 +47,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the metadata, or every record of one of its files."""
+    """Read the metadata, or every record in a `.distcp` file."""
     if source.path.name == ".metadata":
         return _metadata(source, limits)
     listing = source.beside(".metadata")
@@ -59,14 +59,18 @@ def read(source: Source, limits: Limits) -> Anatomy:
     at = 0
     for row in sorted(rows, key=lambda r: r.offset):
         if row.offset != at or row.offset + row.length > source.size:
-            what = "leaves a gap or overlaps" if row.offset != at else f"needs bytes up to {row.offset + row.length:,}"
+            what = (
+                "overlaps another or follows a gap"
+                if row.offset != at
+                else f"needs bytes up to {row.offset + row.length:,}"
+            )
             raise Broken(f"has {source.size:,} bytes; record {short(row.name, 60)} {what}")
         at = row.offset + row.length
         window = Window(source, row.offset, row.length)
         if not any(window.head(16)):
             raise Broken(f"record {short(row.name, 60)} begins with zeros: it was never written")
         if window.head(2) != b"PK":
-            raise Doubtful(f"record {short(row.name, 60)} is not an archive of torch.save")
+            raise Doubtful(f"record {short(row.name, 60)} is not an archive written by torch.save")
         part = torch_zip.read(window, limits)
         found.later += part.later
         if type(part.content) is int:
@@ -82,7 +86,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Doubtful("is not listed in .metadata")
     if at != source.size:
         raise Broken(f"{source.size - at:,} bytes follow its last record")
-    found.proved.append(f"{len(rows):,} records fill the file, as in .metadata")
+    found.proved.append(f"{len(rows):,} records fill the file, as .metadata specifies")
     return found
 
 

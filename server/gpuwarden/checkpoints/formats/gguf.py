@@ -1,4 +1,4 @@
-"""Read GGUF, llama.cpp's single file of metadata, tensor table and (quantised) tensors, without a checksum."""
+"""Read GGUF, llama.cpp's file format for metadata, a tensor table and (quantised) tensors. It has no checksum."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 class _Cursor:
-    """Read the header forward, a window at a time."""
+    """Read the header sequentially, one buffered window at a time."""
 
     def __init__(self, source: Source, limits: Limits) -> None:
         self.source = source
@@ -54,7 +54,7 @@ class _Cursor:
 
     def take(self, n: int) -> bytes:
         if n > self.end - self.at:
-            raise Broken(f"its header needs {n:,} bytes at {self.at:,}, beyond its end or the limit")
+            raise Broken(f"its header needs {n:,} bytes at byte {self.at:,}, which exceeds the file or the limit")
         if self.at + n > self.base + len(self.window):
             self.base, length = self.at, max(n, min(1 << 20, self.end - self.at))
             self.window = self.source.at(self.at, length)
@@ -72,17 +72,17 @@ class _Cursor:
         return self.take(length).decode("utf-8", "replace")
 
     def row(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return name, shape, type and offset of a tensor."""
+        """Return the name, shape, type and offset of a tensor."""
         name, dims = self.text(), self.number("I")
         if dims > 8:
             raise Broken(f"tensor {short(name, 60)} claims {dims:,} dimensions")
-        # ggml lists the fastest dimension first
+        # ggml lists the fastest-varying dimension first.
         shape = tuple(reversed([self.number("Q") for _ in range(dims)]))
         return name, shape, self.number("I"), self.number("Q")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read metadata and tensor table, and compare every tensor's location with the file's size."""
+    """Read the metadata and the tensor table, and compare every tensor's location with the file's size."""
     cursor = _Cursor(source, limits)
     if cursor.take(4) != b"GGUF":
         raise Broken("does not begin with GGUF")
@@ -100,28 +100,28 @@ def read(source: Source, limits: Limits) -> Anatomy:
     table = [cursor.row() for _ in range(tensors)]
     align = found.meta.get("general.alignment", 32)
     if type(align) is not int or not 8 <= align <= 1 << 20 or align & (align - 1):
-        raise Broken(f"has the impossible alignment {short(align, 30)}")
+        raise Broken(f"has the invalid alignment {short(align, 30)}")
     _place(found, table, -(-cursor.at // align) * align, align, source.size)
     _kind(found)
     tokens = found.meta.get("tokenizer.ggml.tokens")
     embedding = next((t for t in found.tensors if t.name == "token_embd.weight"), None)
     if isinstance(tokens, dict) and embedding is not None:
         if tokens["count"] == embedding.shape[0]:
-            found.proved.append(f"its {tokens['count']:,} tokens all have an embedding")
+            found.proved.append(f"all of its {tokens['count']:,} tokens have an embedding")
         else:
             found.problems.append(f"has {tokens['count']:,} tokens but embeddings for {embedding.shape[0]:,}")
     bare = sorted({t.dtype for t in found.tensors} - set(DTYPES) - set(BLOCK_SCALES))
     if bare:
-        found.unproved.append(f"that the scales of blocks of type {some(bare)} are finite")
+        found.unproved.append(f"whether the scales in blocks of type {some(bare)} are finite")
     return found
 
 
 def _kind(found: Anatomy) -> None:
-    """Check that the model states its architecture. In a split model, only the first part does."""
+    """Check that the metadata specifies the architecture. In a split model, only the first part has it."""
     part, parts = (found.meta.get(f"split.{key}") for key in ("no", "count"))
     if isinstance(part, int) and isinstance(parts, int) and parts > 1:
         if part >= parts:
-            found.problems.append(f"declares that it is part {part + 1:,} of {parts:,}")
+            found.problems.append(f"claims to be part {part + 1:,} of {parts:,}")
             return
         found.unproved.append(f"the other parts, because it is part {part + 1:,} of {parts:,}")
     if not part and not isinstance(found.meta.get("general.architecture"), str):
@@ -136,10 +136,10 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> Any:
     if kind != _ARRAY or depth > 4:
         raise Broken(f"has metadata of the unknown type {kind}")
     inner, count = cursor.number("I"), cursor.number("Q")
-    # A string or an array takes at least the 8 bytes of its length.
+    # A string or an array takes at least 8 bytes, which contain its length.
     size = struct.calcsize(_SCALARS[inner]) if inner in _SCALARS else 8
     if count * size > cursor.end - cursor.at:
-        raise Broken(f"has a metadata array of {count:,} entries, more than fit")
+        raise Broken(f"has a metadata array of {count:,} entries, which do not fit in the file")
     if inner in _SCALARS:
         raw, keep = cursor.take(count * size), min(count, _KEEP)
         return {"count": count, "first": list(struct.unpack(f"<{keep}{_SCALARS[inner]}", raw[: keep * size]))}
@@ -165,12 +165,14 @@ def _place(
         t = Tensor(name, _PLAIN.get(kind, label), shape, start + offset, 0)
         row = shape[-1] if shape else 1
         if row % block:
-            raise Broken(f"tensor {short(name, 60)} has rows of {row:,}, not a multiple of its block of {block}")
+            raise Broken(
+                f"tensor {short(name, 60)} has rows of {row:,}, which is no multiple of its block size {block}"
+            )
         extent = t.numel // block * each
         if offset != -(-at // align) * align:
-            raise Broken(f"tensor {short(name, 60)} overlaps the one before it, or leaves a gap")
+            raise Broken(f"tensor {short(name, 60)} overlaps the one before it or follows a gap")
         at = offset + extent
         found.tensors.append(Tensor(name, t.dtype, shape, t.start, extent))
     if not at <= size - start <= -(-at // align) * align:
-        raise Broken(f"its tensors end at byte {start + at:,}, the file at {size:,}")
+        raise Broken(f"its tensors end at byte {start + at:,}, but the file ends at byte {size:,}")
     found.proved.append(f"{len(table):,} tensors fill the file to its end")

@@ -1,7 +1,7 @@
-"""Read HDF5 (.h5, .hdf5), used for Keras' weights and other results: superblock, object headers, dataset locations.
+"""Read HDF5 (.h5, .hdf5), used for Keras weights and other results: superblock, object headers, dataset locations.
 
-Old files have no checksum; newer metadata has one per block. Compressed data is only located here; the HDF5 library
-reads it at level load.
+Old files have no checksum; in newer files, each block of metadata has one. Compressed data is only located here; at
+level load, the HDF5 library reads it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FLOATS = {(2, 5): "F16", (2, 8): "BF16", (4, 8): "F32", (8, 11): "F64"}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for the names of this format, or its signature."""
+    """Return true for a name or a signature of this format."""
     return name.lower().endswith((".h5", ".hdf5")) or head.startswith(_SIGNATURE)
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Compare the file's end with the stated one, then walk its groups."""
+    """Compare the file's size with the size in the superblock, then read its groups."""
     at = next((a for a in (0, 512, 1024, 2048) if source.size >= a + 96 and source.at(a, 8) == _SIGNATURE), None)
     if at is None:
-        raise Broken("does not begin like an HDF5 file")
+        raise Broken("does not begin with the signature of HDF5")
     walk = _Walk(source, limits, Anatomy(NAME))
     root, table = walk.superblock(at)
     if table is None:
@@ -45,33 +45,33 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if len(walk.orders) > 1:
         found.doubts.append("mixes byte orders, so its values were not scanned")
     found.tensors.sort(key=lambda t: t.start)
-    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, which ends at its stated end")
+    found.proved.append(f"{len(found.tensors):,} datasets are inside the file, and its size matches its superblock")
     _keras_code(source, found)
     apart = sum(t.start < 0 and t.dtype in _FLOATS.values() for t in found.tensors)
     if apart:
-        found.unproved.append(f"that {apart:,} datasets in chunks are finite: level load reads them with h5py")
+        found.unproved.append(f"whether {apart:,} chunked datasets are finite: level load reads them with h5py")
     if walk.left_out:
         found.meta["incomplete"] = True
-        found.unproved.append(f"{walk.left_out:,} parts of types that only the HDF5 library reads")
+        found.unproved.append(f"{walk.left_out:,} parts of types that only the HDF5 library can read")
     return found
 
 
 def _keras_code(source: Source, found: Anatomy) -> None:
-    """Search outside of the datasets for Keras' description of a model with a layer that contains code."""
+    """Search the bytes outside of datasets for a Keras model description that has a layer with code."""
     at, budget = 0, _LOOKED_INTO
     places = [(t.start, t.start + t.extent) for t in found.tensors if t.start >= 0]
     for start, end in [*places, (source.size, source.size)]:
         piece = source.at(at, min(start - at, budget)) if start > at and budget else b""
         budget -= len(piece)
         if b'"class_name": "Lambda"' in piece or b'"class_name": "__lambda__"' in piece:
-            found.doubt("has a Lambda layer, whose code Keras would run when it loads the model", Cause.NEEDS_CODE)
+            found.doubt("has a Lambda layer; Keras would run its code when it loads the model", Cause.NEEDS_CODE)
             return
         at = max(at, end)
 
 
 @dataclass
 class _Object:
-    """The messages of one object, as (type, bytes)."""
+    """The header messages of one object, each as (type, bytes)."""
 
     messages: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class _Object:
 
 
 class _Walk:
-    """One walk over a file's objects, each visited once."""
+    """Visit the objects of a file, each of them once."""
 
     def __init__(self, source: Source, limits: Limits, found: Anatomy) -> None:
         self.source, self.limits, self.found = source, limits, found
@@ -91,10 +91,10 @@ class _Walk:
         self.count = 0
 
     def at(self, offset: int, length: int) -> bytes:
-        """Read metadata, counted. Addresses are relative to the superblock's base, which is 0 in practice."""
+        """Read metadata and count the reads. Addresses are relative to the superblock's base, in practice 0."""
         self.count += 1
         if self.count > 4 * self.limits.tensors:
-            raise Doubtful("has more metadata than the limit")
+            raise Doubtful("has more metadata than the limit allows")
         if length > self.limits.header:
             raise Broken(f"has metadata of {length:,} bytes at {offset:,}")
         return self.source.at(offset, length)
@@ -107,21 +107,21 @@ class _Walk:
         return data
 
     def superblock(self, at: int) -> tuple[int, tuple[int, int] | None]:
-        """Return the address of the root's header, and for an old root group those of its index and its names."""
+        """Return the address of the root group's header, and for an old root group those of its index and its names."""
         head = self.at(at, 96)
         version = head[8]
         widths = head[13:15] if version < 2 else head[9:11]
         if version > 3 or widths != b"\x08\x08":
-            raise Doubtful(f"has a superblock of version {version} with numbers of {widths.hex()} bytes")
+            raise Doubtful(f"has an unsupported superblock: version {version}, field sizes {widths.hex()}")
         if version >= 2:
             self.checked(at, 48)
         fields = head[12:44] if version >= 2 else head[24 + 4 * version :]
         base, _, end, root = (_number(fields, i) for i in range(0, 32, 8))
         if at or base:
-            raise Doubtful("begins with a block of another program, which is not supported")
+            raise Doubtful("begins with data of another program, which is not supported")
         if end != self.source.size:
-            what = "is cut off" if end > self.source.size else "has bytes after its end"
-            raise Broken(f"states that it ends at byte {end:,}, but has {self.source.size:,}: it {what}")
+            what = "is cut off" if end > self.source.size else "has additional bytes"
+            raise Broken(f"its superblock specifies {end:,} bytes, but the file has {self.source.size:,}: it {what}")
         if version >= 2:
             return root, None
         entry = fields[32:72]
@@ -129,12 +129,12 @@ class _Walk:
         return _number(entry, 8), (_number(entry, 24), _number(entry, 32)) if cached else None
 
     def visit(self, address: int, name: str, depth: int) -> None:
-        """Read one object: a group's members, or a dataset's location."""
+        """Read one object: the members of a group, or the location of a dataset."""
         if address in self.seen:
             return
         self.seen.add(address)
         if depth > _DEPTH or len(self.found.tensors) > self.limits.tensors:
-            raise Doubtful("has more objects than the limit")
+            raise Doubtful("has more objects than the limit allows")
         thing = _Object(list(self.header(address)))
         table, space, layout, kind = (thing.get(k) for k in (_TABLE, _SPACE, _LAYOUT, _TYPE))
         if table is not None and len(table) >= 16:
@@ -142,7 +142,7 @@ class _Walk:
         elif layout is not None and space is not None and kind is not None:
             self.dataset(name, space, kind, layout)
         links = thing.get(_LINKS)
-        # A large group of the new format has its links in a separate heap.
+        # A large group of the new format stores its links in a separate heap.
         if links is not None and len(links) >= 18 and _number(links, 10 if links[1] & 1 else 2) != _NOWHERE:
             self.left_out += 1
         for kind_of, body in thing.messages:
@@ -152,7 +152,7 @@ class _Walk:
                     self.visit(to, f"{name}/{child}".lstrip("/"), depth + 1)
 
     def header(self, address: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages of an object's header, old or new, and of its continuations."""
+        """Yield the messages of an object's header, which may be old or new, and of its continuation blocks."""
         new = self.at(address, 4) == b"OHDR"
         if new:
             flags = self.at(address, 6)[5]
@@ -177,7 +177,7 @@ class _Walk:
                 at += step + size
                 count += 1
                 if at > len(block) or count > _MESSAGES:
-                    raise Broken(f"the object at byte {address:,} has a message that is longer than its header")
+                    raise Broken(f"the object at byte {address:,} has a message that does not fit in its header")
                 if kind == _CONTINUED and len(body) >= 16:
                     place, length = _number(body, 0), _number(body, 8)
                     blocks.append(self.checked(place, length)[4:-4] if new else self.at(place, length))
@@ -185,7 +185,7 @@ class _Walk:
                     yield kind, body
 
     def old_group(self, tree: int, heap: int, name: str, depth: int) -> None:
-        """Visit the members of an old group, listed in a tree of names."""
+        """Visit the members of an old group, which a B-tree lists by name."""
         head = self.at(heap, 32)
         if head[:4] != b"HEAP":
             raise Broken(f"the names of group /{short(name, 60)} are not at their address")
@@ -205,15 +205,15 @@ class _Walk:
                     self.visit(_number(rows, i + 8), f"{name}/{child}".lstrip("/"), depth + 1)
 
     def leaves(self, address: int, key: int, sign: bytes, depth: int) -> Iterator[int]:
-        """Yield the addresses in a version 1 tree whose keys have `key` bytes."""
+        """Yield the addresses in the leaves of a version 1 B-tree whose keys have `key` bytes."""
         if address == _NOWHERE:
             return
         if depth > 16 or (address in self.seen):
-            raise Broken("has a tree with a cycle, or one that is too deep")
+            raise Broken("has a B-tree that has a cycle or is too deep")
         self.seen.add(address)
         head = self.at(address, 24)
         if head[:5] != sign:
-            raise Broken(f"has no tree at byte {address:,}, although another object points there")
+            raise Broken(f"has no B-tree at byte {address:,}, although another object points there")
         count = int.from_bytes(head[6:8], "little")
         body = self.at(address + 24, count * (key + 8))
         for i in range(count):
@@ -236,7 +236,7 @@ class _Walk:
         dtype, big = _dtype(kind, size)
         extent = math.prod(shape) * size
         if extent > 1 << 62:
-            raise Broken(f"dataset {short(name, 60)} claims an impossible shape")
+            raise Broken(f"dataset {short(name, 60)} has an invalid shape")
         version, form = layout[0], layout[1]
         start = -1
         if version not in (3, 4) or form > 2 or (version == 4 and form == 2):
@@ -260,7 +260,7 @@ def _number(data: bytes, at: int) -> int:
 
 
 def _shape(space: bytes) -> tuple[int, ...]:
-    """Return the dimensions of a dataspace: none for a scalar, a zero for an empty one."""
+    """Return the dimensions of a dataspace: () for a scalar, (0,) for an empty one."""
     version, rank = space[0], space[1]
     if version == 2 and space[3] == 2:
         return (0,)
@@ -271,7 +271,7 @@ def _shape(space: bytes) -> tuple[int, ...]:
 
 
 def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
-    """Return the type of an element, and whether it is big-endian; None if it has no byte order."""
+    """Return an element's type, and whether it is big-endian, or None if it has no byte order."""
     form, big = kind[0] & 15, bool(kind[1] & 1) if size > 1 else None
     if form == 0:
         name = f"{'I' if kind[1] & 8 else 'U'}{size * 8}"
@@ -284,7 +284,7 @@ def _dtype(kind: bytes, size: int) -> tuple[str, bool | None]:
 
 
 def _link(body: bytes) -> tuple[str, int | None]:
-    """Return the name of a link, and the address of its target; None if it is not a hard link."""
+    """Return the name of a link, and its target's address, or None if it is not a hard link."""
     flags = body[1]
     kind = body[2] if flags & 8 else 0
     at = 2 + bool(flags & 8) + 8 * bool(flags & 4) + bool(flags & 16)

@@ -10,17 +10,17 @@ from gpuwarden.checkpoints.safe_file import Source
 NAME = "jpeg"
 LOAD = "parsed"
 _START, _END, _SCAN, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # within a scan, zeros are stuffing and D0 to D7 are restarts
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # in a scan, FF00 is an escaped FF, and D0 to D7 are restarts
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: a file with the name of an image must be one."""
+    """Return true for the names of this format. The content of the file is ignored."""
     return name.lower().endswith((".jpg", ".jpeg"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the markers. Raises Broken if the file is not exactly one image."""
+    """Read the markers in order. Raises Broken if the file is not exactly one image."""
     if source.head(2) != bytes([0xFF, _START]):
         raise Broken("is not a JPEG image, despite its name")
     if source.size > limits.json:
@@ -28,7 +28,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     data, at, frames = source.at(0, source.size), 2, 0
     while True:
         if at + 2 > len(data) or data[at] != 0xFF:
-            raise Broken(f"has no marker at byte {at:,}, after the previous part")
+            raise Broken(f"has no marker at byte {at:,}, where the previous segment ends")
         kind = data[at + 1]
         if kind == _END:
             break
@@ -39,7 +39,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         end = at + 2 + length
         if length < 2 or end > len(data):
-            raise Broken(f"ends inside the part at byte {at:,}")
+            raise Broken(f"ends inside the segment at byte {at:,}")
         if kind == _SCAN:
             marker = _MARKER.search(data, end)
             if marker is None:
@@ -51,5 +51,5 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if at + 2 != len(data):
         raise Doubtful(f"{len(data) - at - 2:,} bytes follow the end of the image")
     found = Anatomy(NAME)
-    found.proved.append("its markers lead from the first byte to the last")
+    found.proved.append("its segments cover the file from the first byte to the last")
     return found

@@ -14,12 +14,12 @@ _NAMES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", ".zarray", ".zattrs"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for names of JSON files; orbax and zarr omit the ending."""
+    """Return true for names of JSON files. The JSON files of orbax and zarr have no extension."""
     return name.endswith((".json", ".ipynb")) or name in _NAMES or (name.startswith("process_") and head[:1] == b"{")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse the file, with limits on size and depth; keep the value for the layouts."""
+    """Parse the file, with limits on its size and depth; keep the value for the layouts."""
     if source.size > limits.json:
         raise Doubtful(f"has {source.size:,} bytes; JSON above {limits.json:,} is not parsed")
     found = Anatomy(NAME)
@@ -32,12 +32,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def modest(data: bytes, limits: Limits) -> bool:
-    """Return true if the memory for parsing is a limited multiple of the size."""
+    """Return true if the data has few enough lists and objects that parsing it can't exhaust the memory."""
     return data.count(b"[") + data.count(b"{") <= limits.containers
 
 
 def parse(data: bytes, found: Anatomy) -> Any:
-    """Return the value. Warn about NaN and infinity, which are not valid JSON. Raises Broken for invalid JSON."""
+    """Return the parsed value. Raises Broken for invalid JSON, but NaN and infinity only cause a warning."""
     odd: list[str] = []
 
     def constant(name: str) -> float:
@@ -49,7 +49,9 @@ def parse(data: bytes, found: Anatomy) -> Any:
     except RecursionError as why:
         raise Broken("is nested too deeply") from why
     except ValueError as why:
-        raise Broken(f"is not JSON: {short(why, 80)}") from why
+        raise Broken(f"is not valid JSON: {short(why, 80)}") from why
     if odd:
-        found.warnings.append(f"contains {len(odd):,} times {' or '.join(sorted(set(odd)))}, which is not JSON")
+        found.warnings.append(
+            f"contains {len(odd):,} values that are {' or '.join(sorted(set(odd)))}, which is not valid JSON"
+        )
     return value

@@ -23,7 +23,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Parse every line up to a limit. An incomplete last line, which a killed writer leaves, is only a warning."""
+    """Parse every line up to a limit. An incomplete last line is only a warning, because a killed writer leaves one."""
     found = Anatomy(NAME)
     odd: list[str] = []
 
@@ -48,26 +48,26 @@ def read(source: Source, limits: Limits) -> Anatomy:
                 _check(line, number, found, limits)
         lines += len(whole)
     if odd:
-        found.warnings.append(f"contains {' or '.join(sorted(set(odd)))}, which is not JSON")
+        found.warnings.append(f"contains {' or '.join(sorted(set(odd)))}, which is not valid JSON")
     if at < source.size:
         at = source.size - min(source.size - at, 1 << 16)
         rest = source.at(at, source.size - at).rpartition(b"\n")[2]
-        found.unproved.append(f"the lines after number {lines:,}, which were not parsed")
+        found.unproved.append(f"the lines after line {lines:,}, which were not parsed")
     if b"\0" in rest:
-        raise Broken("ends in NUL bytes: a hole left by a crash")
+        raise Broken("ends with NUL bytes: a crash left a hole in the file")
     if rest.strip():
         try:
             _check(rest, lines + 1, found, limits)
             lines += 1
         except Broken:
-            found.warnings.append("its last line is incomplete, as if its writer was killed")
+            found.warnings.append("its last line is incomplete, probably because the writer was killed")
     found.warnings = list(dict.fromkeys(found.warnings))
     found.proved.append(f"{lines:,} lines parse as JSON")
     return found
 
 
 def _quickly(data: bytes, scan: Callable[[str, int], tuple[Any, int]], limits: Limits) -> bool:
-    """Return true if all lines are plain JSON. Otherwise, the caller checks each line."""
+    """Return true if all lines are valid JSON. If not, the caller checks each line."""
     if not modest(data, limits):
         return False
     try:
@@ -89,4 +89,4 @@ def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
         parse(line, found)
     except Broken as why:
         raise Broken(f"line {number:,} {why}") from why
-    del found.warnings[_WARNINGS:]  # once a loss is NaN, it is NaN on every later line
+    del found.warnings[_WARNINGS:]  # A loss that is NaN on one line is NaN on every later line.

@@ -1,4 +1,4 @@
-"""Read Keras' own archive (.keras): a zip of two JSON files and the weights, an HDF5 file with a CRC."""
+"""Read Keras archives (.keras): a zip of two JSON files and an HDF5 file with the weights, each with a CRC."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the archive's members, parse the two texts, and locate the weights."""
-    if source.head(4) == b"\x89HDF":  # before Keras 3, an HDF5 model could have this name
+    """Read the archive's members, parse the two JSON files, and locate the weights."""
+    if source.head(4) == b"\x89HDF":  # Before Keras 3, an HDF5 model could have this extension.
         return hdf5.read(source, limits)
     found = Anatomy(NAME)
     members = zips.members(source, limits)
@@ -53,7 +53,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _layers(found: Anatomy, config: Any) -> None:
-    """Report layers that contain their own code, which Keras would run."""
+    """Report layers with code that Keras would run."""
     stack, named = [config], set()
     while stack:
         part = stack.pop()
@@ -67,4 +67,4 @@ def _layers(found: Anatomy, config: Any) -> None:
     if evil:
         found.refute(f"would run code when it is loaded: its config.json names {some(evil)}", Cause.RUNS_CODE)
     if any(own in ("Lambda", "__lambda__") for _, own in named):
-        found.doubt("has a Lambda layer, whose code would run when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("has a Lambda layer; its code would run when the model is loaded", Cause.NEEDS_CODE)

@@ -1,4 +1,4 @@
-"""Read MessagePack files of flax: maps of names to arrays, each an extension with its shape, type and bytes."""
+"""Read flax's MessagePack files: maps of names to arrays. An array is an extension with a shape, a type and bytes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk every value to the end of the file, and locate each array."""
+    """Read every value up to the end of the file, and locate each array."""
     walk = _Walk(Reader(source), limits)
     root = walk.value("", 0)
     if walk.reader.at != source.size:
-        raise Broken(f"{source.size - walk.reader.at:,} bytes follow its value")
+        raise Broken(f"{source.size - walk.reader.at:,} bytes follow its top-level value")
     found = walk.found
     found.content = root
-    found.proved.append(f"its values nest exactly and fill the file, with {len(found.tensors):,} arrays")
+    found.proved.append(f"its values fill the file exactly; {len(found.tensors):,} of them are arrays")
     return found
 
 
@@ -89,7 +89,7 @@ class _Walk:
             if 0xD4 <= code <= 0xD8:
                 return self._extension(1 << (code - 0xD4), name)
             if code not in (0xDC, 0xDD, 0xDE, 0xDF):
-                raise Broken(f"has the unused code 0x{code:02x} before byte {self.reader.at:,}")
+                raise Broken(f"has the invalid type code 0x{code:02x} before byte {self.reader.at:,}")
             length = self.number("H" if code in (0xDC, 0xDE) else "I")
             return (self._list if code < 0xDE else self._map)(length, name, depth)
         if code in _TEXT:
@@ -120,7 +120,7 @@ class _Walk:
     def _fits(self, length: int) -> int:
         """Return the length. Raises Broken if it exceeds the remaining bytes."""
         if length > self.reader.end - self.reader.at:
-            raise Broken(f"announces {length:,} values at byte {self.reader.at:,}, more than fit")
+            raise Broken(f"claims {length:,} values at byte {self.reader.at:,}, which do not fit in the file")
         return length
 
     def _extension(self, length: int, name: str) -> None:
@@ -135,12 +135,12 @@ class _Walk:
         inner.count = self.count
         parts = inner.value("", _DEPTH - 3)
         if inner.reader.at != start + length or not isinstance(parts, list) or len(parts) != 3:
-            raise Broken(f"array {short(name, 60)} is not shape, type and bytes")
+            raise Broken(f"array {short(name, 60)} does not consist of a shape, a type and bytes")
         shape, dtype, data = parts
         if not (isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)):
             raise Broken(f"array {short(name, 60)} has an invalid shape")
         if not isinstance(data, tuple) or not isinstance(dtype, str) or len(self.found.tensors) >= self.limits.tensors:
-            raise Broken(f"array {short(name, 60)} is not shape, type and bytes")
+            raise Broken(f"array {short(name, 60)} does not consist of a shape, a type and bytes")
         tensor = Tensor(name, _KINDS.get(dtype, dtype), tuple(shape), data[0], data[1])
         if tensor.dtype in DTYPES and tensor.numel * DTYPES[tensor.dtype].bits // 8 != data[1]:
             raise Broken(f"array {short(name, 60)} of shape {tensor.shape} and type {dtype} has {data[1]:,} bytes")

@@ -1,4 +1,4 @@
-"""Read numpy's .npy and .npz: a header in Python syntax, then the array; an .npz is a zip of such arrays with CRCs."""
+"""Read numpy's .npy (a header in Python syntax, then the array) and .npz (a zip of .npy files, with CRCs)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _HEADER = 1 << 16
 _KINDS = {
     "f8": "F64", "f4": "F32", "f2": "F16", "c8": "C64", "c16": "C128", "b1": "BOOL",
     "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8", "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8",
-    "V2": "U16", "V1": "U8",  # bfloat16 and 8-bit floats lose their names in this format
+    "V2": "U16", "V1": "U8",  # numpy stores bfloat16 and 8-bit floats as these types
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Texts, bytes, times and processor-specific long floats: only their size is checked.
+# Strings, bytes, times and processor-specific long floats, of which only the size is checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 
@@ -47,7 +47,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found = Anatomy(NAME)
     if source.name.endswith(".npy"):
         start, found.big_endian = _array(found, "array", source.head(_HEADER), source.size, 0)
-        found.proved.append(f"one array of shape {found.tensors[0].shape} fills the file after byte {start:,}")
+        found.proved.append(f"one array of shape {found.tensors[0].shape} fills the file from byte {start:,} on")
         return found
     orders = set()
     members = zips.members(source, limits)
@@ -75,7 +75,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     found.big_endian = True in orders
     if len(orders) > 1:
         raise Doubtful("mixes byte orders")
-    found.proved.append(f"{len(members):,} arrays, each with the size in its header")
+    found.proved.append(f"{len(members):,} arrays, each of the size that its header specifies")
     return found
 
 
@@ -86,7 +86,7 @@ def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | N
         return None
 
     def decline() -> None:
-        raise Doubtful(f"is {size:,} bytes when decompressed; above {most:,} it is not read", Cause.LIMIT)
+        raise Doubtful(f"has {size:,} bytes when decompressed; more than {most:,} are not read", Cause.LIMIT)
 
     return decline
 
@@ -94,7 +94,7 @@ def _too_large(size: int, packed: int, limits: Limits) -> Callable[[], None] | N
 def _unpack(
     found: Anatomy, t: Tensor, source: Source, m: zips.Member, limits: Limits, start: int, big: bool
 ) -> Callable[[], None]:
-    """Return a check that decompresses one member, for its CRC and for NaN and infinity."""
+    """Return a check that decompresses one member, compares its CRC, and searches it for NaN and infinity."""
 
     def work() -> None:
         dtype = PARTS.get(t.dtype, t.dtype)
@@ -116,14 +116,14 @@ def _unpack(
 
 
 def _array(found: Anatomy, name: str, head: bytes, size: int, at: int) -> tuple[int, bool]:
-    """Add the array to `found`. Return the offset of its data, and whether they are big-endian."""
+    """Add the array to `found`. Return the offset of its data, and whether its numbers are big-endian."""
     if head[:6] != _MAGIC or len(head) < 12:
-        raise Broken(f"{short(name, 60)} does not begin like a numpy array")
+        raise Broken(f"{short(name, 60)} does not begin with the signature of a numpy array")
     wide = 2 if head[6] == 1 else 4
     length = int.from_bytes(head[8 : 8 + wide], "little")
     start = 8 + wide + length
     if head[6] not in (1, 2, 3) or start > len(head):
-        raise Broken(f"{short(name, 60)} has a header that is cut off, too long or of an unknown version")
+        raise Broken(f"{short(name, 60)} has a header that is cut off, is too long or has an unknown version")
     try:
         header = ast.literal_eval(head[8 + wide : start].decode("utf-8" if head[6] == 3 else "latin-1").strip())
         descr, shape = header["descr"], header["shape"]
@@ -153,11 +153,13 @@ def _element(name: str, descr: Any, depth: int = 0) -> tuple[str, int, bool]:
         size = 0
         for field in descr:  # (name, type) or (name, type, shape)
             if not isinstance(field, tuple) or len(field) not in (2, 3):
-                raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+                raise Broken(f"{short(name, 60)} has a record with the invalid field {short(field, 40)}")
             shape = field[2] if len(field) == 3 else ()
             good = isinstance(shape, tuple) and len(shape) <= 64
             if not good or not all(type(n) is int and 0 <= n < 1 << 31 for n in shape):
-                raise Broken(f"{short(name, 60)} has a record whose field is {short(field, 40)}")
+                raise Broken(f"{short(name, 60)} has a record with the invalid field {short(field, 40)}")
             size += math.prod(shape) * _element(name, field[1], depth + 1)[1]
         return "record", size, False
-    raise Doubtful(f"{short(name, 60)} has elements of type {short(descr, 40)}; objects need pickle, which is not run")
+    raise Doubtful(
+        f"{short(name, 60)} has elements of type {short(descr, 40)}; objects are not read, because unpickling runs code"
+    )

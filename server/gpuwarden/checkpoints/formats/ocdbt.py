@@ -1,6 +1,6 @@
-"""Read the database inside an orbax checkpoint: tables with a length and a CRC-32C, and data files with neither.
+"""Read the database (OCDBT) of an orbax checkpoint: tables with a length and a CRC-32C, and data files without them.
 
-Tables are fully checked. A data file is a sequence of values, so only a recorded digest can prove it.
+Tables are fully checked. A data file has no structure to check, so only a recorded digest can prove it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
         raise Broken("is not a table of this database")
     stated = int.from_bytes(source.at(4, 8), "little")
     if stated != source.size:
-        raise Broken(f"states a length of {stated:,} bytes, but has {source.size:,}")
+        raise Broken(f"its header specifies {stated:,} bytes, but the file has {source.size:,}")
     if source.size > _CRC_CAP:
-        raise Doubtful(f"is a table of {source.size:,} bytes; above {_CRC_CAP:,} its CRC is not computed")
+        raise Doubtful(f"is a table of {source.size:,} bytes; the CRC is computed for at most {_CRC_CAP:,}")
     body = source.at(0, source.size)
     if crc32c(body[:-4]) != int.from_bytes(body[-4:], "little"):
-        raise Broken("fails its CRC-32C")
-    found.proved.append("a table whose length and CRC-32C match")
+        raise Broken("does not match its CRC-32C")
+    found.proved.append("is a table whose length and CRC-32C match")
     return found

@@ -1,8 +1,8 @@
 """Read ONNX files: a protobuf without a checksum.
 
-Lengths must nest exactly, and weights must have the size of their shapes.
+Each field must end inside the field that contains it, and the size of a weight must match its shape.
 
-Weights are raw bytes, packed numbers, or a range of another file next to the model (external data).
+A weight is stored as raw bytes, as packed numbers, or as a range of another file next to the model (external data).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TYPES = {
     21: "U4", 22: "I4", 23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 _BITS = {**{name: kind.bits for name, kind in DTYPES.items()}, "U4": 4, "I4": 4, "U2": 2, "I2": 2}
-# The fields of a weight, and the types that packed fields store unchanged.
+# The numbers of a weight's fields, and the types whose packed fields contain the elements unchanged.
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _PACKED = {4: ("F32", "C64"), 10: ("F64", "C128")}
 _VARINTS = (5, 7, 11)
@@ -34,7 +34,7 @@ _HIGH = bytes(range(128, 256))
 
 @dataclass
 class External:
-    """A range of another file with the bytes of one weight."""
+    """A range of another file that contains the bytes of one weight."""
 
     name: str
     dtype: str
@@ -46,7 +46,7 @@ class External:
 
 @dataclass
 class _Fields:
-    """The fields of one weight: its dimensions, its numbers, and the offsets of its texts and bytes."""
+    """The fields of one weight: its dimensions, its integers, and the offsets of its strings and bytes."""
 
     dims: list[int] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -60,22 +60,22 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the model's fields, its graph's fields, and each weight; compare external data with the files next to it."""
+    """Read the fields of the model, its graph and each weight; compare external data with its files."""
     found, external = walk(source)
     for location in sorted({e.location for e in external}):
         ranges = [e for e in external if e.location == location]
         other = source.beside(location)
         if other is None and source.path.name != PurePosixPath(source.name).name:
-            found.unproved.append(f"{len(ranges):,} weights of {short(location, 60)}, which is not in this folder")
+            found.unproved.append(f"{len(ranges):,} weights in {short(location, 60)}, which is not in this folder")
             continue
         if other is None:
-            raise Broken(f"needs {len(ranges):,} weights of {short(location, 60)}, which is missing")
+            raise Broken(f"needs {len(ranges):,} weights in {short(location, 60)}, which is missing")
         with other:
             size = other.size
         short_of = [e.name for e in ranges if e.offset + e.length > size]
         if short_of:
             raise Broken(f"{short(location, 60)} has {size:,} bytes; it ends before these weights: {some(short_of)}")
-        found.proved.append(f"{short(location, 60)} has all bytes of {len(ranges):,} weights")
+        found.proved.append(f"{short(location, 60)} contains all bytes of {len(ranges):,} weights")
     return found
 
 
@@ -96,14 +96,16 @@ def walk(source: Source) -> tuple[Anatomy, list[External]]:
     for number, _, place in walker.fields(*graphs[0]):
         nodes += number == 1
         if number == 1 and isinstance(place, tuple):
-            # The tensors in a node's attributes.
+            # A node's attributes may contain tensors.
             attributes = (at for n, _, at in walker.fields(*place) if n == 5 and isinstance(at, tuple))
             for inner, _, value in chain.from_iterable(walker.fields(*at) for at in attributes):
                 if inner == 5 and isinstance(value, tuple):
                     _weight(found, walker, value, external)
         if number == 5 and isinstance(place, tuple):
             _weight(found, walker, place, external)
-    found.proved.append(f"its fields nest exactly: {nodes:,} nodes, {len(found.tensors) + len(external):,} weights")
+    found.proved.append(
+        f"its fields have consistent lengths: {nodes:,} nodes, {len(found.tensors) + len(external):,} weights"
+    )
     return found, external
 
 
@@ -124,7 +126,7 @@ def _fields(walker: Walker, place: tuple[int, int]) -> _Fields:
         elif isinstance(value, int):
             seen.numbers[number] = value
         elif number in _ONCE and (number in seen.spans or wire != 2):
-            raise Broken("has a weight whose numbers are not packed, or appear twice")
+            raise Broken("has a weight whose numbers are not packed or are stored twice")
         else:
             seen.spans[number] = value
     return seen
@@ -137,13 +139,13 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
     label = short(name, 60)
     dtype = _TYPES.get(seen.numbers.get(_TYPE, 0))
     if any(d > 1 << 60 for d in seen.dims):
-        raise Broken(f"weight {label} has an impossible shape")
+        raise Broken(f"weight {label} has an invalid shape")
     shape, numel = tuple(seen.dims), math.prod(seen.dims)
     need = -(-numel * _BITS.get(dtype or "", 0) // 8)
     if seen.numbers.get(_LOCATION) == 1:
         external.append(_external(name, dtype or "", shape, need, seen.external))
     elif dtype is None:
-        found.unproved.append(f"the values of {label}, which are texts or of an unknown type")
+        found.unproved.append(f"the values of {label}, which are strings or of an unknown type")
     elif _RAW in seen.spans or any(n in seen.spans and dtype in types for n, types in _PACKED.items()):
         number = next(n for n in (_RAW, *_PACKED) if n in seen.spans)
         start, end = seen.spans[number]
@@ -155,27 +157,29 @@ def _weight(found: Anatomy, walker: Walker, place: tuple[int, int], external: li
 
 
 def _counted(found: Anatomy, walker: Walker, seen: _Fields, label: str, dtype: str, numel: int) -> None:
-    """Count the variable-length numbers of a weight: each ends with a byte below 128."""
+    """Count the variable-length integers of a weight: the last byte of each is below 128."""
     count = 0
     for number in _VARINTS:
         begin, end = seen.spans.get(number, (0, 0))
         for at in range(begin, end, 1 << 20):
             piece = walker.source.at(at, min(1 << 20, end - at))
             count += len(piece.translate(None, _HIGH))
-    # Elements below one byte are stored two or four per number.
+    # If elements are smaller than a byte, each integer contains two or four of them.
     if count not in (numel, -(-numel * _BITS[dtype] // 8)):
         raise Broken(f"weight {label} has {count:,} numbers, but its shape needs {numel:,}")
     kind = DTYPES.get(dtype)
     if numel and kind is not None and (kind.top is not None or kind.nan is not None):
-        found.unproved.append(f"that {label} is finite: its numbers are stored as integers")
+        found.unproved.append(f"whether {label} is finite: its values are stored as integers")
 
 
 def _external(name: str, dtype: str, shape: tuple[int, ...], need: int, entry: dict[str, str]) -> External:
-    """Return the range that a weight names. Raises Broken if it is invalid."""
+    """Return the range to which a weight refers. Raises Broken if the range is invalid."""
     location = PurePosixPath(entry.get("location", "").replace("\\", "/"))
     offset, length = entry.get("offset", "0"), entry.get("length", str(need))
     if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:
-        raise Broken(f"weight {short(name, 60)} points to {short(entry.get('location', ''), 60)!r}, out of its folder")
+        raise Broken(
+            f"weight {short(name, 60)} refers to {short(entry.get('location', ''), 60)!r}, outside of its folder"
+        )
     if not (offset.isdecimal() and length.isdecimal() and len(offset + length) < 40):
         raise Broken(f"weight {short(name, 60)} has an invalid range of external data")
     if dtype and int(length) != need:

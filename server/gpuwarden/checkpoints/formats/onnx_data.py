@@ -1,4 +1,4 @@
-"""Read external data of an ONNX model: the bytes of its weights, in a file named after the model."""
+"""Read the external data of an ONNX model: a file named after the model that contains the bytes of its weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
     name = source.name.rsplit("/", 1)[-1]
     model = source.beside(name.partition(".onnx")[0] + ".onnx")
     if model is None:
-        raise Unread("is external data of an ONNX model that is not in its folder")
+        raise Unread("is external data of an ONNX model, but the model is not in this folder")
     with model:
         _, external = onnx.walk(model)
     mine = [e for e in external if e.location == name]
     if not mine:
-        raise Unread(f"does not belong to {model.path.name}: the model's weights do not point to it")
+        raise Unread(f"is not used by {model.path.name}: no weight of the model refers to it")
     for e in mine:
         if e.offset + e.length > source.size:
             raise Broken(f"ends at byte {source.size:,}; weight {e.name[:60]} needs {e.offset + e.length:,}")
@@ -37,6 +37,6 @@ def read(source: Source, limits: Limits) -> Anatomy:
     last = max(t.start + t.extent for t in found.tensors)
     rest = source.at(last, min(source.size - last, _PADDING + 1))
     if len(rest) > _PADDING or any(rest):
-        found.doubt(f"{source.size - last:,} bytes follow its last weight, but belong to no weight")
-    found.proved.append(f"has the bytes of {len(mine):,} weights of {model.path.name}")
+        found.doubt(f"{source.size - last:,} bytes after its last weight belong to no weight")
+    found.proved.append(f"contains the bytes of {len(mine):,} weights of {model.path.name}")
     return found

@@ -1,4 +1,4 @@
-"""Read PNG images, such as plots and samples: the signature, and the CRC of every chunk."""
+"""Read PNG images, such as plots and samples: check the signature and the CRC of every chunk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PIECE = 1 << 20
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: a file with the name of an image must be one."""
+    """Return true for the names of this format. The content of the file is ignored."""
     return name.lower().endswith((".png", ".apng"))
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk the chunks. Raises Broken if the file is not exactly one image."""
+    """Read the chunks in order. Raises Broken if the file is not exactly one image."""
     if source.head(8) != _SIGNATURE:
         raise Broken("is not a PNG image, despite its name")
     found, at, seen = Anatomy(NAME), 8, 0
@@ -33,11 +33,11 @@ def read(source: Source, limits: Limits) -> Anatomy:
         for part in range(at + 4, end, _PIECE):
             crc = zlib.crc32(source.at(part, min(_PIECE, end - part)), crc)
         if crc != int.from_bytes(source.at(end, 4), "big"):
-            raise Broken(f"the CRC of its part {seen + 1:,} does not match")
+            raise Broken(f"the CRC of its chunk {seen + 1:,} does not match")
         at, seen = end + 4, seen + 1
         if seen > limits.members:
-            raise Broken(f"has more than {limits.members:,} parts")
+            raise Broken(f"has more than {limits.members:,} chunks")
     if at != source.size:
         raise Doubtful(f"{source.size - at:,} bytes follow the end of the image")
-    found.proved.append(f"the CRC of all {seen:,} parts matches")
+    found.proved.append(f"the CRCs of all {seen:,} chunks match")
     return found

@@ -25,12 +25,12 @@ _BITS = {name: kind.bits for name, kind in DTYPES.items()}
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone: every file with this ending must be one."""
+    """Return true for the names of this format. The content of the file is ignored."""
     return name.endswith(".safetensors")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the header and locate every tensor; the tensors must cover the file without gap or overlap."""
+    """Read the header and locate every tensor; the tensors must cover the file without gaps or overlaps."""
     header, start = _header(source, limits)
     found = Anatomy(NAME)
     meta = header.pop("__metadata__", {})
@@ -43,15 +43,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
     at = start
     for t in found.tensors:
         if t.start != at:
-            what = "overlaps the tensor before it" if t.start < at else "leaves a gap before it"
+            what = "overlaps the tensor before it" if t.start < at else "follows a gap"
             raise Broken(f"tensor {short(t.name, 60)} {what}")
         at += t.extent
     size = source.size
     if at != size:
-        what = (
-            f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} additional bytes belong to no tensor"
-        )
-        raise Broken(f"its tensors end at byte {at:,}, the file at {size:,}: {what}")
+        what = f"{at - size:,} bytes are missing" if at > size else f"{size - at:,} bytes belong to no tensor"
+        raise Broken(f"its tensors end at byte {at:,}, but the file ends at byte {size:,}: {what}")
     found.proved.append(f"{len(found.tensors):,} tensors cover the file exactly")
     return found
 
@@ -59,25 +57,25 @@ def read(source: Source, limits: Limits) -> Anatomy:
 def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """Return the header and the offset of the first tensor."""
     if source.size < 8:
-        raise Broken(f"has {source.size} bytes, fewer than the header's length needs")
+        raise Broken(f"has {source.size} bytes, too few for the length of the header")
     length = int.from_bytes(source.at(0, 8), "little")
     if length > limits.header:
         raise Broken(f"claims a header of {length:,} bytes; the format allows {limits.header:,}")
     if 8 + length > source.size:
-        raise Broken(f"claims a header of {length:,} bytes, but has only {source.size:,} bytes in all")
+        raise Broken(f"claims a header of {length:,} bytes, but the file has only {source.size:,} bytes")
     raw = source.at(8, length)
     if not modest(raw, limits):
         raise Doubtful(f"its header has more than {limits.containers:,} lists and objects; it is not parsed")
     try:
         header = json.loads(raw.decode("utf-8"))
-        # Each key of an entry must occur as often as there are entries, else a name may occur twice. A hook for every
-        # object would find the same, but takes twice the time.
+        # If a key of an entry does not occur exactly once per entry, a name may occur twice. Calling a hook for every
+        # object would find this too, but takes twice the time.
         entries = len(header) - ("__metadata__" in header) if isinstance(header, dict) else -1
         once = all(raw.count(key) == entries for key in (b'"dtype"', b'"shape"', b'"data_offsets"'))
         if not once or b"\\" in raw or raw.count(b'"__metadata__"') > 1:
             header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as why:
-        raise Broken(f"its header is not JSON: {short(why, 80)}") from why
+        raise Broken(f"its header is not valid JSON: {short(why, 80)}") from why
     if not isinstance(header, dict):
         raise Broken("its header is not a JSON object")
     return header, 8 + length
@@ -86,7 +84,7 @@ def _header(source: Source, limits: Limits) -> tuple[dict[str, Any], int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name appears in it twice")
+        raise ValueError("a name occurs in it twice")
     return made
 
 
@@ -103,7 +101,7 @@ def _tensor(name: str, entry: Any, start: int) -> Tensor:
     for d in shape:
         bits *= d
         if bits > 1 << 66:
-            raise Broken(f"tensor {short(name, 60)} claims an impossible shape")
+            raise Broken(f"tensor {short(name, 60)} has an invalid shape")
     begin, end = place
     if bits % 8 or end - begin != bits // 8:
         raise Broken(f"tensor {short(name, 60)} needs {bits // 8:,} bytes, but its offsets span {end - begin:,}")

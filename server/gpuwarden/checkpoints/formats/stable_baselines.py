@@ -1,4 +1,4 @@
-"""Read Stable-Baselines3's archives (.zip): JSON with pickled settings, and torch archives, each judged separately."""
+"""Read Stable-Baselines3 archives (.zip): JSON with pickled settings, and torch archives, each checked separately."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class _Settings(Names):
     """The names that settings may use, including one named tuple."""
 
     def call(self, made: Call) -> str:
-        """Return why a call is not known to be harmless; "" if it is."""
+        """Return why a call may be unsafe; "" if it is harmless."""
         tuple_of_two = made.new and isinstance(made.func, Global) and canonical(made.func) == _FREQUENCY
         return "" if tuple_of_two else super().call(made)
 
 
-# The library's own classes, and the spaces of actions and observations: made without a call; attributes are set later.
+# The library's own classes and Gymnasium's spaces: instances are made without a call and then get their attributes.
 _OWN = r"(stable_baselines3|sb3_contrib)(\.(?!type_aliases)\w+)+:\w+|gymnasium\.spaces\.\w+:\w+|torch\.optim\.\w+:\w+"
 NAMES: Final = _Settings(
     records=re.compile(_OWN),
@@ -45,12 +45,12 @@ NAMES: Final = _Settings(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for an archive whose first member is called `data`; in torch's archives, a folder precedes it."""
+    """Return true for an archive whose first member is named `data`; torch's archives put it in a folder."""
     return name.endswith(".zip") and head[:4] == b"PK\3\4" and head[26:28] == b"\4\0" and head[30:34] == b"data"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the archive's members: the settings' pickles, without running them, and each archive of tensors."""
+    """Read the archive's members: the pickled settings, without unpickling them, and each archive of tensors."""
     found = Anatomy(NAME)
     members = zips.members(source, limits)
     missing = [name for name in (_SETTINGS, _POLICY) if name not in members]
@@ -77,7 +77,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:
-    """Judge every pickled setting; the library unpickles all of them when it loads the archive."""
+    """Check every pickled setting, because the library unpickles all of them when it loads the archive."""
     if not isinstance(settings, dict):
         raise Broken(f"{_SETTINGS} is not a JSON object")
     count = 0
@@ -88,7 +88,7 @@ def _settings(found: Anatomy, settings: Any, limits: Limits) -> None:
         try:
             raw = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as why:
-            raise Broken(f"setting {name} is not base64") from why
+            raise Broken(f"setting {name} is not valid base64") from why
         tree = symbolic.Machine(raw, limits, names=NAMES).run()
         inner = Anatomy(NAME)
         torch_objects.judge(inner, tree, NAMES)

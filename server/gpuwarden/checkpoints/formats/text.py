@@ -1,4 +1,4 @@
-"""Read plain text: logs, notes, tables, configs. The only possible check is that the text is UTF-8."""
+"""Read plain text: logs, notes, tables, configs. The only check is that the text is valid UTF-8."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ _NAMES = ("stdout", "stderr", "log", "LICENSE", "README", "latest", "latest_chec
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name only, since files of unknown formats may happen to be ASCII."""
+    """Return true for the names of text files. The content is ignored: a file in an unknown format may be ASCII."""
     return name.lower().endswith(_ENDINGS) or name in _NAMES
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Decode the file from end to end. A last character that is cut off is only a warning, since it occurs in logs."""
+    """Decode the complete file. A last character that is cut off is only a warning, since logs may have one."""
     found = Anatomy(NAME)
     decoder = codecs.getincrementaldecoder("utf-8")()
     lines = at = 0
     while at < source.size:
         piece = source.at(at, min(1 << 20, source.size - at))
         if b"\0" in piece:
-            raise Broken(
-                f"has a NUL byte at {at + piece.index(0):,}, which is not text: probably a hole left by a crash"
-            )
+            raise Broken(f"has a NUL byte at byte {at + piece.index(0):,}: probably a crash left a hole in the file")
         try:
             decoder.decode(piece)
         except UnicodeDecodeError as why:

@@ -1,4 +1,4 @@
-"""Read TensorBoard's event files: records framed by lengths and CRC-32C, appended while a job runs."""
+"""Read TensorBoard event files: records with a length and CRC-32C checksums, appended while a job runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from gpuwarden.checkpoints.values.crc32c import masked
 
 NAME = "tfevents"
 LOAD = "parsed"
-_BODY_CAP = 8 << 20  # bytes of records whose CRC is computed, slowly, in Python; after these, only frames are checked
+_BODY_CAP = (
+    8 << 20
+)  # the CRC of this many bytes of records is computed, which is slow in Python; then only frames are checked
 
 
 def claims(name: str, head: bytes) -> bool:
@@ -17,24 +19,24 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check every frame's length and CRC. An incomplete last record, left by a killed writer, is only a warning."""
+    """Check every record's length and CRC. A last record that a killed writer left incomplete is only a warning."""
     found = Anatomy(NAME)
     at = records = summed = 0
     while at < source.size:
         if source.size - at < 12:
-            found.warnings.append("its last record is incomplete, as if its writer was killed")
+            found.warnings.append("its last record is incomplete, probably because the writer was killed")
             break
         head = source.at(at, 12)
         length = int.from_bytes(head[:8], "little")
         if masked(head[:8]) != int.from_bytes(head[8:], "little"):
-            raise Broken(f"record {records + 1:,} at byte {at:,} fails the CRC of its length")
+            raise Broken(f"record {records + 1:,} at byte {at:,} does not match the CRC of its length")
         if at + 16 + length > source.size:
-            found.warnings.append("its last record is incomplete, as if its writer was killed")
+            found.warnings.append("its last record is incomplete, probably because the writer was killed")
             break
         if summed + length <= _BODY_CAP:
             body = source.at(at + 12, length + 4)
             if masked(body[:-4]) != int.from_bytes(body[-4:], "little"):
-                raise Broken(f"record {records + 1:,} at byte {at:,} fails its CRC")
+                raise Broken(f"record {records + 1:,} at byte {at:,} does not match its CRC")
             summed += length
         at, records = at + 16 + length, records + 1
     found.proved.append(f"{records:,} records have valid frames")

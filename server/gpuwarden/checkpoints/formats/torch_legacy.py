@@ -1,7 +1,7 @@
-"""Read torch.save's format before zip: small pickles, the object, then the storages, without any checksum.
+"""Read torch.save's older format (not a zip): small pickles, the object, then the storages, without any checksum.
 
-Plain pickles are read here too. A file with one of torch's names may come from any other program, so it counts as
-damaged only if its bytes show that torch wrote it.
+This module also reads plain pickles. Other programs use torch's file extensions too, so a file counts as damaged only
+if its bytes show that torch wrote it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PICKLES = (".pkl", ".pickle")
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MARK = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
-_MOST = 100  # pickles in a row
+_MOST = 100  # consecutive pickles
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's names unless the file is a zip. Plain pickles with such names are read here too."""
+    """Return true for torch's file extensions unless the file is a zip. A plain pickle may have the same extensions."""
     return name.endswith((*ENDINGS, ".pickle")) and head[:2] != b"PK"
 
 
@@ -49,7 +49,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
         at = tree.end
     version, system, tree, keys = trees
     if version.root != _PROTOCOL or not isinstance(system.root, dict) or not isinstance(keys.root, list):
-        raise Broken("has torch's magic number, but not the pickles that must follow it")
+        raise Broken("has torch's magic number, but the pickles that must follow it are missing")
     found.big_endian = system.root.get("little_endian") is False
     stored = _stored(source, tree, keys.root, at)
     for small in (version, system, keys):
@@ -66,7 +66,7 @@ def _merge(tree: Tree, other: Tree) -> None:
 
 
 def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy:
-    """Return the findings on one or more consecutive plain pickles."""
+    """Return the findings about one or more consecutive plain pickles."""
     found = Anatomy("pickle")
     count, at = 1, tree.end
     while at < source.size and count < _MOST:
@@ -77,24 +77,24 @@ def _pickles(source: Source, data: bytes, tree: Tree, limits: Limits) -> Anatomy
         _merge(tree, other)
         count, at = count + 1, other.end
     if at < source.size:
-        found.doubt(f"{source.size - at:,} bytes that are not a pickle follow its {count:,} pickles")
+        found.doubt(f"{source.size - at:,} bytes after its {count:,} pickles are not a pickle")
     if tree.persistent:
         torch_objects.judge(found, tree, allow_list.of_file(source.name))
-        found.doubt("refers to values outside of it, which only the program that wrote it can supply")
+        found.doubt("refers to values outside of the file, which only the program that wrote it can supply")
     else:
         torch_objects.fill(found, tree, {}, source.name, limits)
     found.meta["inert"] = True
     if not source.name.endswith(_PICKLES):
-        found.doubt("is a plain pickle, which torch.load does not accept despite its name")
+        found.doubt("is named like a torch file, but is a plain pickle, which torch.load rejects")
     return found
 
 
 def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) -> Anatomy:
-    """Return the findings on a file that could not be read as a pickle to its end."""
+    """Return the findings about a file that could not be completely read as a pickle."""
     found = Anatomy("pickle")
     torch_objects.judge(found, tree, allow_list.of_file(source.name))
     if any(runs_code(n) for n in tree.named) or Global("joblib.numpy_pickle", "NumpyArrayWrapper") in tree.named:
-        found.doubt(f"could not be read to its end: {why}", Cause.NEEDS_CODE)
+        found.doubt(f"could not be read completely: {why}", Cause.NEEDS_CODE)
         return found
     if isinstance(why, Doubtful):
         raise why
@@ -110,12 +110,12 @@ def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) 
     if not any(head):
         raise Broken(f"begins with {len(head):,} zero bytes: its beginning was never written")
     if head.lstrip()[:9].lower() in (b"<!doctype", b"<html>") or head.lstrip()[:5].lower() == b"<html":
-        raise Broken("is an HTML page: the download returned an error message")
-    raise Unread("has one of torch's names, but is neither torch's nor a pickle") from why
+        raise Broken("is an HTML page: the server returned an error page for the download")
+    raise Unread("is named like a torch file, but is neither a torch file nor a pickle") from why
 
 
 def _stored(source: Source, tree: Tree, keys: list[object], at: int) -> dict[str, tuple[int, int]]:
-    """Return key -> (offset, bytes) of each storage; the last must end at the end of the file."""
+    """Map the key of each storage to its offset and size. The last one must end at the end of the file."""
     kinds = {key: dtype for key, dtype, _ in torch_objects.storages(tree)}
     stored: dict[str, tuple[int, int]] = {}
     for key in keys:

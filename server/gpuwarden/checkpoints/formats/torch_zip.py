@@ -1,7 +1,7 @@
 """Read torch.save's zip archives (.pt, .pth, .bin, .ckpt): CRCs, storages, and a pickle that is never run.
 
-TorchScript and torch.package write archives with the same names. The former contain tensors like torch.save's and a
-program, the latter Python modules: neither can be loaded without running its code, so both remain doubtful.
+TorchScript and torch.package write archives with the same file extensions. A TorchScript archive contains tensors and a
+program, a torch.package archive contains Python modules. Loading either runs code, so both remain doubtful.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SCRIPT = re.compile(
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true for torch's names with a zip signature; files of the older format have the same names without it."""
+    """Return true for torch's file extensions with a zip signature. Files of the older format lack the signature."""
     return name.endswith(ENDINGS) and head[:2] == b"PK"
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Read the archive's members and the pickle's tensors, and place each tensor inside its storage."""
+    """Read the archive's members and the pickle's tensors, and locate each tensor in its storage."""
     members = zips.members(source, limits)
     roots = {n.split("/", 1)[0] for n in members}
     root = roots.pop() if len(roots) == 1 else ""
@@ -54,13 +54,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
     _sums(found, source, inside, script)
     order = zips.read(source, inside["byteorder"], 16) if "byteorder" in inside else b"little"
     if order not in (b"little", b"big"):
-        raise Broken(f"has the unknown byte order {short(order, 20)}")
+        raise Broken(f"specifies the unknown byte order {short(order, 20)}")
     found.big_endian = order == b"big"
     data = zips.read(source, inside["data.pkl"], limits.pickle)
     tree = symbolic.Machine(data, limits, names=allow_list.of_file(source.name)).run()
     if tree.end != inside["data.pkl"].size:
         found.refute("bytes follow the end of its pickle", Cause.CONTRADICTION)
-    if script:  # its classes are in the program, which already is a doubt
+    if script:  # Its classes are part of the program, which is already recorded as a doubt.
         tree.named = {n: None for n in tree.named if n.module.split(".")[0] != "__torch__"}
     stored = {n[5:]: (m.start, m.size) for n, m in inside.items() if n.startswith("data/") and m.stored}
     torch_objects.fill(found, tree, stored, source.name, limits)
@@ -68,12 +68,12 @@ def read(source: Source, limits: Limits) -> Anatomy:
 
 
 def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script: bool) -> None:
-    """Add the spans with a CRC. The only members that torch compresses are a program's text."""
+    """Add the spans with a CRC. Torch compresses only the members with a program's source text."""
     packed = [n for n, m in inside.items() if not m.stored and not (script and _SCRIPT.fullmatch(n))]
     if packed:
         found.doubt(f"has compressed members, which torch never writes: {some(packed)}")
     stored = [m for m in inside.values() if m.stored]
-    # `torch.serialization.skip_data` reserves space for the storages, and omits their checksums.
+    # With `torch.serialization.skip_data`, torch reserves space for the storages and omits their checksums.
     reserved = [m for n, m in inside.items() if n.startswith("data/") and m.stored and m.size and not m.crc]
     found.spans += [zips.span(m) for m in stored if not m.unchecked and m not in reserved]
     if reserved or any(m.unchecked for m in stored):
@@ -83,10 +83,10 @@ def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script
 
 
 def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
-    """Refute an archive with reserved space that was never written."""
+    """Refute an archive if space that was reserved in it was never written."""
     empty = [m.name for m in reserved if not any(any(piece) for piece in _pieces(source, m))]
     if empty:
-        found.refute(f"is incomplete: saved with skip_data, but {some(empty)} was never written")
+        found.refute(f"is incomplete: it was saved with skip_data, but {some(empty)} was never written")
 
 
 def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
@@ -95,18 +95,18 @@ def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
 
 
 def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:
-    """Return the findings on an archive of torch.package. Raises Unread for an archive of any other program."""
+    """Return the findings about an archive of torch.package. Raises Unread for an archive of any other program."""
     if any(n.endswith("/.data/extern_modules") for n in members):
         found = Anatomy("torch package")
-        found.doubt("is a torch.package: its own Python modules run when it is loaded", Cause.NEEDS_CODE)
+        found.doubt("is a torch.package archive: the Python modules in it run when it is loaded", Cause.NEEDS_CODE)
         found.spans += [zips.span(m) for m in members.values() if m.stored]
         _other_pickles(found, source, [m for n, m in members.items() if n.endswith(".pkl")], limits)
         return found
-    raise Unread("is a zip archive that torch.save did not write: it lacks a single folder with data.pkl")
+    raise Unread("is a zip archive that torch.save did not write: it has no single root folder with data.pkl")
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
-    """Refute members that run code when unpickled: torch does not unpickle them, but other programs may."""
+    """Refute an archive if another pickle in it runs code: torch does not unpickle it, but other programs may."""
     for member in members[:_LOOKED_INTO]:
         try:
             data = zips.read(source, member, _SMALL)

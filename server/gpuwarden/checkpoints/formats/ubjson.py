@@ -1,4 +1,4 @@
-"""Read Universal Binary JSON, the format of XGBoost's models (.ubj): typed arrays of big-endian numbers in objects."""
+"""Read Universal Binary JSON, the format of XGBoost models (.ubj): objects with typed arrays of big-endian numbers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Walk every value to the end of the file, and compare a model's trees with the stated number."""
+    """Read every value up to the end of the file, and compare a model's number of trees with the declared one."""
     walk = _Walk(Reader(source), limits)
     walk.found.big_endian = True
     root = walk.value(walk.code(), "", 0)
     if walk.reader.at != source.size:
-        raise Broken(f"{source.size - walk.reader.at:,} bytes follow its value")
+        raise Broken(f"{source.size - walk.reader.at:,} bytes follow its top-level value")
     found = walk.found
     found.content = root
-    found.proved.append(f"its values nest exactly and fill the file, with {len(found.tensors):,} arrays")
+    found.proved.append(f"its values fill the file exactly; {len(found.tensors):,} of them are arrays")
     learner = root.get("learner") if isinstance(root, dict) else None
     booster = learner.get("gradient_booster") if isinstance(learner, dict) else None
     if isinstance(booster, dict) and isinstance(booster.get("gbtree"), dict):
@@ -41,7 +41,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     if isinstance(params, dict) and isinstance(trees, list):
         stated = params.get("num_trees")
         if str(stated) == str(len(trees)):
-            found.proved.append(f"has the {len(trees):,} declared trees")
+            found.proved.append(f"has {len(trees):,} trees, as declared")
         else:
             found.refute(f"declares {short(stated, 20)} trees, but has {len(trees):,}", Cause.CONTRADICTION)
     return found
@@ -61,13 +61,13 @@ class _Walk:
     def number(self, code: bytes) -> Any:
         form = _NUMBERS.get(code)
         if form is None:
-            raise Broken(f"has no number of a known type before byte {self.reader.at:,}")
+            raise Broken(f"has a number of an unknown type before byte {self.reader.at:,}")
         return struct.unpack(">" + form, self.reader.take(struct.calcsize(form)))[0]
 
     def length(self) -> int:
         length = self.number(self.code())
         if not isinstance(length, int) or not 0 <= length <= self.reader.end - self.reader.at:
-            raise Broken(f"announces {length} values before byte {self.reader.at:,}, more than fit")
+            raise Broken(f"claims {length} values before byte {self.reader.at:,}, which do not fit in the file")
         return length
 
     def value(self, code: bytes, name: str, depth: int) -> Any:
@@ -124,7 +124,7 @@ class _Walk:
         if code == b"#":
             left, code = self.length(), b""
         while left and code != b"}":
-            if code:  # the type of the first key's length was read already
+            if code:  # The type of the first key's length was already read.
                 size = self.number(code)
                 key = self.reader.take(size if isinstance(size, int) else -1).decode("utf-8", "replace")
             else:

@@ -1,7 +1,7 @@
-"""Read plain zip archives of results: every member's CRC is checked within limits, but not its content.
+"""Read plain zip archives of results. Every member's CRC is checked up to a limit, but its content is not examined.
 
-An archive whose members may be weights remains unknown. Formats that are zip archives with other endings take
-precedence.
+If a member may be weights, the archive's verdict is unknown. Formats that are zip archives with other extensions have
+modules of their own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ LOAD = "parsed"
 
 
 def claims(name: str, head: bytes) -> bool:
-    """Return true by name alone, since files of many formats begin like a zip archive."""
+    """Return true for the extension .zip. The content is ignored, since many other formats are zip archives as well."""
     return name.lower().endswith(".zip")
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check the directory and every member's location. Raises Unread for unusual archives that are not cut off."""
+    """Check the directory and every member's location. Raises Unread for an unusual archive that is not cut off."""
     try:
         members = zips.members(source, limits)
     except Broken as why:
@@ -37,13 +37,13 @@ def read(source: Source, limits: Limits) -> Anatomy:
         for m in packed:
             for _ in zips.inflate(source, m, limits):
                 pass
-        found.proved.append(f"the CRC of {len(packed):,} compressed members matches")
+        found.proved.append(f"the CRCs of {len(packed):,} compressed members match")
 
     if packed:
         found.later.append(unpack)
-    found.proved.append(f"its directory lists {len(members):,} members, and all of them exist")
+    found.proved.append(f"all {len(members):,} members in its directory exist")
     found.unproved.append("the content of its members: they are not examined")
     weights = [m.name for m in members.values() if heuristics.like_weights(m.name, b"", m.size)]
     if weights:
-        found.doubts.append(f"may contain weights, which are not examined inside an archive: {some(weights)}")
+        found.doubts.append(f"may contain weights, and weights inside an archive are not examined: {some(weights)}")
     return found

@@ -1,4 +1,4 @@
-"""Judge a PEFT adapter: the weights must have all tensors that the config implies, and none may be empty."""
+"""Check a PEFT adapter: the weights must have all tensors that the config requires, and none may be empty."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpuwarden.checkpoints.tree import Folder
 NAME = "adapter"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _PAIR = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
-# PEFT counts a module's layer by the first number in its name.
+# PEFT takes the first number in a module's name as the number of its layer.
 _LAYER = re.compile(r"(?P<stem>.*?\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
 _LITERAL = re.compile(r"[\w.-]+")
-# For these tasks PEFT adds all usual names of the last layer; each model has one of them.
+# For these tasks, PEFT adds all usual names of the last layer to `modules_to_save`; a model has only one of them.
 _HEADS = frozenset({"classifier", "score"})
 _CLASSIFIES = ("SEQ_CLS", "TOKEN_CLS")
 
-# Limit for pairwise comparisons; no legitimate adapter has more.
+# Limit on the modules that are compared pairwise; no legitimate adapter has more.
 _MOST_ROLES = 1_000
 _DEEPEST = 24
 
@@ -34,7 +34,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that config and weights exist, and that the weights have all tensors that the config requires."""
+    """Check that the config and the weights exist, and that the weights have all tensors that the config requires."""
     said = Judgement(NAME, folder.rel)
     present = [n for n in _WEIGHTS if n in folder.files]
     if not present:
@@ -52,7 +52,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if empty:
         said.problems.append(f"{len(empty):,} tensors have no elements: {some(empty)}")
     elif not tensors:
-        said.problems.append("the weights have no tensor")
+        said.problems.append("the weights contain no tensors")
     _targets(config, modules, said)
     _completeness(modules, said)
     biases = [n[: -len(".bias")] for n in tensors if n.endswith(".bias")] if config.get("bias") == "all" else []
@@ -67,7 +67,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return module -> its A and B matrices."""
+    """Map each module to its A and B matrices."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         match = _PAIR.fullmatch(name)
@@ -77,21 +77,21 @@ def pairs(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _names(value: Any) -> list[str]:
-    """Return the strings of a list in a config."""
+    """Return the non-empty strings of a list in a config."""
     return [v for v in value if isinstance(v, str) and v] if isinstance(value, list) else []
 
 
 def _ends(module: str) -> list[str]:
-    """Return the names that match this module in a config, as PEFT compares them."""
+    """Return the names with which a config can refer to this module, as PEFT compares them."""
     parts = module.split(".")[-_DEEPEST:]
     return [".".join(parts[n:]) for n in range(len(parts))]
 
 
 def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, set[str]]:
-    """Return adapted module -> the rest of its tensors' names.
+    """Map each adapted module to its tensors' names, without the module's name.
 
-    `target_modules` lists them. A string is a pattern, which is not run, since a hostile one might never end: then only
-    modules with LoRA matrices are known.
+    `target_modules` lists the adapted modules. If it is a string, it is a regular expression, which is not run because
+    a hostile one might never end; then only modules with LoRA matrices are found.
     """
     known = set(pairs(tensors))
     targets = set(_names(config.get("target_modules")))
@@ -107,11 +107,11 @@ def _modules(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, se
 
 
 def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
-    """Report modules that the config adapts and the weights lack, unless they are excluded or fully saved."""
+    """Report modules that the config adapts but the weights lack, unless they are excluded or saved completely."""
     apart = {*_names(config.get("exclude_modules")), *_names(config.get("modules_to_save"))}
     met = {end for module in (*modules, *apart) for end in _ends(module)}
     bare = [t for t in _names(config.get("target_modules")) if t not in met and apart.isdisjoint(_ends(t))]
-    lora = config.get("peft_type") == "LORA"  # some other types keep everything in tensors that modules share
+    lora = config.get("peft_type") == "LORA"  # some other types only have tensors that modules share
     if lora and not modules and not config.get("trainable_token_indices"):
         said.problems.append("none of its tensors adapts a module")
     elif bare and modules and not isinstance(config.get("exclude_modules"), str):
@@ -119,7 +119,7 @@ def _targets(config: dict[str, Any], modules: Collection[str], said: Judgement) 
 
 
 def _completeness(modules: dict[str, set[str]], said: Judgement) -> None:
-    """Report modules without a tensor that the same module has in another layer."""
+    """Report modules that lack a tensor that the same module of another layer has."""
     roles: dict[str, set[str]] = defaultdict(set)
     for module, rest in modules.items():
         roles[role(module)] |= rest
@@ -135,7 +135,7 @@ def _halves(rest: set[str]) -> bool:
 
 
 def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -> None:
-    """Report layers without a module that the others adapt."""
+    """Report layers that lack a module that is adapted in the other layers."""
     by_role: _Layers = defaultdict(set)
     for module in modules:
         match = _LAYER.fullmatch(module)
@@ -144,9 +144,9 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
     wanted = config.get("layers_to_transform")
     asked = {n for n in (wanted if isinstance(wanted, list) else [wanted]) if type(n) is int}
     if asked and not any(asked <= layers for layers in by_role.values()):
-        said.problems.append(f"the config adapts the layers {some(sorted(asked))}, which the weights lack in part")
+        said.problems.append(f"the config adapts the layers {some(sorted(asked))}, but the weights lack some of them")
     if len(by_role) > _MOST_ROLES:
-        said.doubts.append(f"has {len(by_role):,} kinds of modules, too many to compare its layers")
+        said.doubts.append(f"has {len(by_role):,} different modules, which are too many to compare the layers")
         return
     for (stem, name), layers in by_role.items():
         beside = [v for (s, _), v in by_role.items() if s == stem]
@@ -154,14 +154,14 @@ def _layers(config: dict[str, Any], modules: Collection[str], said: Judgement) -
         lacking, ordered = sorted(every - layers), sorted(every)
         if not lacking:
             continue
-        # Layers of another kind have other modules, such as attention or convolutions. Experts often begin after some
-        # dense layers.
+        # A model may mix layers that have different modules, such as attention or convolutions. The first layers of a
+        # model with experts are often dense.
         other_kind = "experts" in name or any(v >= every - layers and not v & layers for v in beside)
-        line = f"{short(stem + name)}: layer {some(lacking)} has none, unlike the others"
+        line = f"{short(stem + name)}: missing in layer {some(lacking)}, unlike in the other layers"
         if other_kind or config.get("exclude_modules") or len(lacking) > max(1, len(ordered) // 8) or _even(lacking):
-            said.unproved.append(f"{line}; compare with the base to check it")
+            said.unproved.append(f"{line}; to check this, compare with the base")
         elif lacking in (ordered[: len(lacking)], ordered[-len(lacking) :]):
-            said.doubts.append(line)  # some architectures have different first or last layers
+            said.doubts.append(line)  # in some architectures, the first or last layers differ
         else:
             said.problems.append(line)
 
@@ -172,11 +172,11 @@ def _even(numbers: list[int]) -> bool:
 
 
 def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str, set[str]], said: Judgement) -> None:
-    """Check the rank of each pair, and the additional tensors of DoRA and of a bias."""
+    """Check the rank of each pair of matrices, and the additional tensors of DoRA and of a bias."""
     found = pairs(tensors)
     odd = [m for m, ab in found.items() if not _fits(_rank(config, m), ab, bool(config.get("target_parameters")))]
     if odd:
-        said.problems.append(f"matrices whose rank is not the config's: {some(odd)}")
+        said.problems.append(f"matrices whose rank differs from the config: {some(odd)}")
     for setting, part in (("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")):
         if config.get(setting) is not True:
             continue
@@ -186,7 +186,7 @@ def _ranks(config: dict[str, Any], tensors: dict[str, Tensor], modules: dict[str
 
 
 def _rank(config: dict[str, Any], module: str) -> int | None:
-    """Return the rank of a module in the config; None if it depends on a pattern."""
+    """Return the rank that the config specifies for a module; None if it depends on a regular expression."""
     given: Any = config.get("rank_pattern")
     if isinstance(given, dict) and len(given) > _MOST_ROLES:
         return None
@@ -200,7 +200,7 @@ def _rank(config: dict[str, Any], module: str) -> int | None:
 
 
 def _fits(rank: int | None, pair: dict[str, Tensor], stacked: bool) -> bool:
-    """Return true if both matrices of a pair have this rank; if `stacked` or without a rank, equal ranks suffice."""
+    """Return true if both matrices have this rank. If `stacked` is set or the rank is None, equal ranks suffice."""
     if any(len(t.shape) < 2 for t in pair.values()):
         return False
     sizes = [t.shape[0 if half == "A" else 1] for half, t in pair.items()]
@@ -213,7 +213,7 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
     """Report modules in the config's `modules_to_save` that are missing from the weights."""
     names = [n for n in _names(config.get("modules_to_save")) if _LITERAL.fullmatch(n)]
     if len(names) > _MOST_ROLES:
-        said.doubts.append(f"modules_to_save has {len(names):,} names, too many to check")
+        said.doubts.append(f"modules_to_save has {len(names):,} names, which are too many to check")
         return
     held = "\n".join(f".{t}." for t in tensors)
     lacking = [n for n in names if f".{n}." not in held]
@@ -226,10 +226,10 @@ def _saved(config: dict[str, Any], tensors: Collection[str], said: Judgement) ->
 
 
 def _tokens(config: dict[str, Any], tensors: dict[str, Tensor], said: Judgement) -> None:
-    """Check that each individually trained token has its row."""
+    """Check that the tensors of individually trained tokens have one row per token."""
     given = config.get("trainable_token_indices") or config.get("token_indices")
     lists = list(given.values()) if isinstance(given, dict) else [given] if given else []
     wanted = sorted(len(tokens) for tokens in lists if isinstance(tokens, list))
     held = sorted(t.shape[0] for n, t in tensors.items() if "trainable_tokens_delta" in n and t.shape)
     if wanted and (len(held) < len(wanted) or not set(held) <= set(wanted)):
-        said.problems.append(f"rows of trained tokens: {some(held) or 'none'}, but the config lists {some(wanted)}")
+        said.problems.append(f"has {some(held) or 'no'} rows of trained tokens, but the config lists {some(wanted)}")

@@ -1,4 +1,4 @@
-"""Judge a folder of torch.distributed.checkpoint: every file in its metadata must exist."""
+"""Check a folder of torch.distributed.checkpoint: every file in its metadata must exist."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if gone:
         said.problems.append(f".metadata lists files that are missing: {some(gone)}")
     else:
-        said.proved.append(f"all {len(files):,} files of .metadata exist, with {len(rows):,} records")
+        said.proved.append(f"all {len(files):,} files in .metadata exist, with {len(rows):,} records")
     optimizers = [r for r in rows if "optim" in r.name.lower()]
-    # An optimizer alone belongs to the surrounding checkpoint; the layout of stepped folders judges a step in the name.
+    # A folder with only an optimizer is part of another checkpoint. If the name has a step, `stepped.py` checks it.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
         said.step = _step(folder, found)
         said.checkpoint = said.step is not None
         if said.checkpoint and not optimizers:
-            said.resume.append("no optimizer state was found in it")
+            said.resume.append("has no optimizer state")
     return said
 
 
 def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the number that is saved under one of the step keys, else the steps of the optimizer."""
+    """Return the number that is saved under one of the keys for steps, or else the optimizer's number of steps."""
     entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
     numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
     named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)

@@ -1,8 +1,8 @@
-"""Judge a folder of DeepSpeed ZeRO: `latest` names a subfolder in which every rank has saved its part.
+"""Check a folder of DeepSpeed ZeRO: `latest` names a subfolder in which every rank has saved its part.
 
-The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3 they have no
-weights: each rank's optimizer states have its share, as 32-bit floats. DeepSpeed's own converter (zero_to_fp32.py)
-joins the shares with the arithmetic that is checked here.
+The model states of every rank record the number of ranks, the step and the model's shapes. In ZeRO-3, they contain no
+weights; instead, each rank's optimizer states contain its share of them as 32-bit floats. The sizes of the shares are
+checked by the rules with which DeepSpeed's own converter (zero_to_fp32.py) joins them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "deepspeed"
 _RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_(optim|model)_states\.pt")
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _TAG = re.compile(r"global_step(\d{1,15})")
-_ELSEWHERE = ("layer_", "expert_")  # pipelines and experts keep their weights in separate files
+_ELSEWHERE = ("layer_", "expert_")  # weights of pipelines and experts are in separate files
 _MOST = 1_000_000
 _NO_MODEL = 1 << 60  # parameters
 _SHOWN = 5
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 @dataclass
 class _Parts:
-    """The files of the ranks, (kind, model-parallel rank) -> rank -> name, and the content of each model state."""
+    """The ranks' files, keyed by (kind, model-parallel rank) and then by rank, and the content of each model state."""
 
     ranks: dict[tuple[str, int], dict[int, str]]
     heads: list[dict[Any, Any]]
@@ -39,7 +39,7 @@ class _Parts:
 
     @classmethod
     def of(cls, folder: Folder, found: Findings) -> _Parts:
-        """Sort a folder's files by rank."""
+        """Assign the files of a folder to the ranks."""
         ranks: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         parts = cls(ranks, [])
         for name in sorted(folder.files):
@@ -54,12 +54,12 @@ class _Parts:
         return parts
 
     def stated(self, key: str) -> list[int]:
-        """Return the distinct valid values of a number in the heads."""
+        """Return the distinct valid integers that the model states record under a key."""
         return sorted({h[key] for h in self.heads if type(h.get(key)) is int and 0 <= h[key] <= _MOST})
 
     @property
     def stage(self) -> int | None:
-        """Return the stage of ZeRO; None if it is not recorded or the ranks disagree."""
+        """Return the ZeRO stage; None if it is not recorded or the ranks disagree."""
         found = set()
         for head in self.heads:
             config = head.get("ds_config")
@@ -70,7 +70,7 @@ class _Parts:
 
     @property
     def numels(self) -> list[list[list[int]]]:
-        """Return each head's numbers of elements of the trained parameters by group; empty if not recorded."""
+        """Return, for each model state, the sizes of the trained parameters by group; empty if not recorded."""
         made: list[list[list[int]]] = []
         for head in self.heads:
             groups = head.get("param_shapes")
@@ -90,7 +90,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the ranks are complete and of one save, that their shares add up, and that `latest` is right."""
+    """Check that all ranks exist and belong to one save, that their shares add up, and that `latest` is right."""
     said = Judgement(NAME, folder.rel)
     if "latest" in folder.files:
         with found.open(found.place(folder.join("latest")), "") as source:
@@ -106,7 +106,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         return said
     steps = parts.stated("global_steps")
     if len(steps) > 1:
-        said.problems.append(f"the ranks' parts are at different steps, {some(steps)}: they belong to different saves")
+        said.problems.append(
+            f"the ranks' parts are at different steps ({some(steps)}), so they belong to different saves"
+        )
     named = _TAG.fullmatch(folder.path.name)
     if len(steps) == 1:
         said.step = steps[0]
@@ -131,7 +133,7 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     worlds, models = parts.stated("dp_world_size"), parts.stated("mp_world_size")
     for what, told in (("ranks", worlds), ("model-parallel parts", models)):
         if len(told) > 1:
-            said.problems.append(f"the parts were saved by {some(told)} {what}: they belong to different saves")
+            said.problems.append(f"the parts were saved by {some(told)} {what}, so they belong to different saves")
     before = len(said.problems)
     world = worlds[0] if len(worlds) == 1 else None
     for (kind, model), ranks in sorted(parts.ranks.items()):
@@ -143,13 +145,13 @@ def _complete(folder: Folder, parts: _Parts, said: Judgement) -> None:
     known = {m for _, m in parts.ranks} | set(parts.whole)
     lost = [m for m in range(models[0] if len(models) == 1 and not _apart(folder) else 0) if m not in known]
     if lost:
-        said.problems.append(f"all files of model-parallel parts {some(lost)} are missing")
+        said.problems.append(f"all files of the model-parallel parts {some(lost)} are missing")
     # ZeRO stores the optimizer states in a separate file for each rank.
     bare = [m for m in sorted(known) if ("optim", m) not in parts.ranks]
     if parts.stage == 3 and bare:
-        said.problems.append("ZeRO-3 keeps the weights in the ranks' optim states, which are missing")
+        said.problems.append("with ZeRO-3, the weights are in the ranks' optim states, which are missing")
     elif bare and (parts.stage or any(kind == "optim" for kind, _ in parts.ranks)):
-        said.resume.append("no optim states of the ranks: a resume would restart the optimizer")
+        said.resume.append("the ranks' optim states are missing, so a resume would restart the optimizer")
     counts = {len(ranks) for ranks in parts.ranks.values()}
     if len(counts) > 1 and not world:
         said.problems.append(f"the model-parallel parts have different numbers of ranks: {some(sorted(counts))}")
@@ -168,7 +170,7 @@ def _apart(folder: Folder) -> bool:
 
 
 def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str], said: Judgement) -> None:
-    """Check that the ranks' shares add up to the model, and that their optimizers are whole and at one step."""
+    """Check that the ranks' shares add up to the model, and that their optimizers are complete and at the same step."""
     steps: set[int | None] = set()
     flat: list[list[int | None]] = []
     for rank, name in sorted(ranks.items()):
@@ -194,11 +196,11 @@ def _shares(folder: Folder, found: Findings, parts: _Parts, ranks: dict[int, str
     if numels and numels[0] and all(n == numels[0] for n in numels) and not _apart(folder):
         _sum(flat, numels[0], parts.stage, said)
     elif any(n != numels[0] for n in numels):
-        said.problems.append("the ranks' parts belong to models of different shapes")
+        said.problems.append("the ranks' parts belong to models with different shapes")
 
 
 def _groups(state: dict[Any, Any]) -> list[int | None]:
-    """Return the number of elements in a rank's share of the weights by group; None for a group without a tensor."""
+    """Return the sizes of a rank's shares of the weights, one per group; None for a group without a tensor."""
     groups = state.get("fp32_flat_groups") or state.get("single_partition_of_fp32_groups")
     numels: list[int | None] = []
     for group in groups if isinstance(groups, list) else ():
@@ -211,7 +213,7 @@ def _groups(state: dict[Any, Any]) -> list[int | None]:
 
 
 def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | None, said: Judgement) -> None:
-    """Add up the shares like zero_to_fp32.py: ZeRO-3 splits each parameter, the earlier stages a whole group."""
+    """Add up the shares as zero_to_fp32.py does: ZeRO-3 splits each parameter, earlier stages split a group of them."""
     world, total = len(flat), sum(map(sum, wanted))
     if any(n is None for groups in flat for n in groups) or not all(flat) or total >= _NO_MODEL:
         return
@@ -221,7 +223,7 @@ def _sum(flat: list[list[int | None]], wanted: list[list[int]], stage: int | Non
         bad = [r for r, groups in enumerate(held) if sum(groups) != share]
     elif stage in (1, 2) and all(len(groups) == len(wanted) for groups in held):
         sums = zip(wanted, map(sum, zip(*held)))  # noqa: B905
-        each = 2 * world  # a group is padded to a multiple of this
+        each = 2 * world  # the size of a group is padded to a multiple of this
         bad = [g for g, (want, have) in enumerate(sums) if -(-have // each) != -(-sum(want) // each)]
     else:
         return

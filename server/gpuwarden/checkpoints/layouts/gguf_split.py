@@ -1,4 +1,4 @@
-"""Judge a GGUF model in parts: each part has its number, the number of parts, and the total number of tensors."""
+"""Check a split GGUF model: each part records its number, the number of parts, and the total number of tensors."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             entry = found[folder.join(name)]
             if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
                 read[number] = entry.anatomy
-        # A part that can't be read has its own findings.
+        # If a part can't be read, the findings about that file say so.
         if len(read) == count:
             _agree(stem, count, read, said)
     return said
 
 
 def _agree(stem: str, count: int, read: dict[int, Anatomy], said: Judgement) -> None:
-    """Check the numbers in the parts, and that no tensor is in two parts."""
+    """Check the numbers that the parts record, and that no tensor is in two parts."""
     before = len(said.problems)
     for number, part in read.items():
         stated: tuple[Any, Any] = part.meta.get("split.no"), part.meta.get("split.count")
         if stated != (number - 1, count):
             named = "no number" if stated == (None, None) else f"part {stated[0]} of {stated[1]}, counted from 0"
-            said.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} states {named}")
+            said.problems.append(f"part {number:,} of {count:,} of {short(stem, 60)} records {named}")
     totals = {part.meta.get("split.tensors.count") for part in read.values()}
     names = [t.name for part in read.values() for t in part.tensors]
     if totals != {len(names)}:
         stated_totals = some(sorted(map(str, totals)))
-        said.problems.append(f"the parts of {short(stem, 60)} have {len(names):,} tensors; they state {stated_totals}")
+        said.problems.append(f"the parts of {short(stem, 60)} have {len(names):,} tensors, but record {stated_totals}")
     if len(set(names)) != len(names):
-        said.problems.append(f"two parts of {short(stem, 60)} have a tensor of the same name")
+        said.problems.append(f"two parts of {short(stem, 60)} have a tensor with the same name")
     if len(said.problems) == before:
         said.proved.append(f"all {count:,} parts of {short(stem, 60)} exist, with {len(names):,} tensors in total")

@@ -1,4 +1,4 @@
-"""Judge a transformers model: config.json, the tensors and the tokenizer must describe the same architecture."""
+"""Check a transformers model: config.json, the tensors and the tokenizer must describe the same architecture."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NAME = "model"
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{1,9}-of-\d{1,9})?\.(?:safetensors|bin)")
 _EXPERT = re.compile(r"(?P<layer>.*\bexperts\.)(?P<number>\d{1,6})\.(?P<rest>.+)")
-# Only save_pretrained writes these, always together with a config.
+# Only save_pretrained writes this file, always together with a config.
 _BESIDE = ("generation_config.json",)
 
 
 def claims(folder: Folder) -> bool:
-    """Return true for a folder with a model's weights under transformers' names."""
+    """Return true for a folder with weights that are named as transformers names them."""
     return bool(weights(folder)) and not temporary(folder.rel)
 
 
 def weights(folder: Folder) -> list[str]:
-    """Return the names of the files with the model's weights; if both kinds exist, only the safetensors files."""
+    """Return the names of the weight files. The .bin files are omitted if safetensors files exist."""
     names = sorted(n for n in folder.files if _WEIGHTS.fullmatch(n))
     return [n for n in names if n.endswith(".safetensors")] or names
 
@@ -38,14 +38,14 @@ def held(folder: Folder, found: Findings) -> dict[str, Tensor]:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Compare the config with the tensors by the table of families, and the tokenizer with the embeddings."""
+    """Compare the config with the tensors, using the table of families, and the tokenizer with the embeddings."""
     said = Judgement(NAME, folder.rel)
     tensors = held(folder, found)
     entries = [found[folder.join(n)] for n in weights(folder)]
     if not tensors and all(e and e.anatomy and not (e.problems or e.doubts) for e in entries):
         said.problems.append("the weights contain no tensors")
     if CONFIG not in folder.files:
-        # A config is missing if a file that accompanies it exists, or if sibling models have one.
+        # A config is optional, but it is missing if its companion file exists or if sibling models have one.
         beside = [n for n in _BESIDE if n in folder.files]
         others = found.tree.beside(folder) if found.tree else []
         configs = {f.rel: found.parsed(f.join(CONFIG)) for f in others if claims(f)}
@@ -68,9 +68,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
-    """Check that each layer has the config's number of experts, all with the same tensors.
+    """Check that each layer has as many experts as the config specifies, all with the same tensors.
 
-    transformers 5 merges experts when it loads, so `build_child.py` can't check their names in the file.
+    transformers 5 merges experts when it loads a model, so `build_child.py` can't check their names in the file.
     """
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for match in map(_EXPERT.fullmatch, tensors):
@@ -81,7 +81,7 @@ def _experts(tensors: dict[str, Tensor], config: Any, said: Judgement) -> None:
         most = max(many, *(len(numbers) for numbers in parts.values()))
         few = [f"{layer}*.{rest}" for rest, numbers in parts.items() if len(numbers) != most]
         if few:
-            said.problems.append(f"not all experts have a tensor: {some(few)}")
+            said.problems.append(f"some experts lack a tensor: {some(few)}")
             return
 
 
@@ -93,7 +93,7 @@ def _tokenizer(folder: Folder, found: Findings, tensors: dict[str, Tensor], said
         return
     if count > rows:
         said.problems.append(
-            f"the tokenizer has {count:,} tokens, the model has embeddings for {rows:,}: the last tokens have none"
+            f"the tokenizer has {count:,} tokens, but the model has embeddings only for the first {rows:,}"
         )
     else:
-        said.proved.append(f"all {count:,} tokens of the tokenizer have an embedding")
+        said.proved.append(f"all {count:,} tokens of the tokenizer have embeddings")

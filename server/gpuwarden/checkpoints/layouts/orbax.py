@@ -1,4 +1,4 @@
-"""Judge an orbax checkpoint: the commit must be recorded, and the database in the metadata must exist."""
+"""Check an orbax checkpoint: its commit must be recorded, and the database that its metadata names must exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def claims(folder: Folder) -> bool:
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Read the step from the folder's name; check that the commit has a time and that the database exists."""
+    """Read the step from the folder's name; check that the time of the commit is recorded and the database exists."""
     name = folder.path.name
     step = int(name) if name.isdecimal() and len(name) < 16 else None
     said = Judgement(NAME, folder.rel, step=step, checkpoint=_TOP in folder.files)

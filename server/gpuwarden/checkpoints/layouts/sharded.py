@@ -1,4 +1,4 @@
-"""Judge a model in shards: the index maps tensors to files, and loaders do not verify the index."""
+"""Check a sharded model. An index maps its tensors to files; loaders do not verify the index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         table = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
             if entry and not entry.problems:
-                said.problems.append(f"{short(name)} has no weight_map from names to files")
+                said.problems.append(f"{short(name)} has no valid weight_map")
             continue
         shards = sorted(set(table.values()))
         listed.update(shards)
@@ -39,7 +39,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             said.problems.append(f"{short(name)} lists {len(missing)} shards that are missing: {some(missing)}")
             continue
         stems = {_stem(s) for s in shards} - {None}
-        # Include unlisted shards with the same stem: the index may lack one.
+        # Include unlisted shards with the same stem, because the index may lack one.
         present = [n for n in folder.files if n in table.values() or _stem(n) in stems]
         _both_ways(folder, name, table, present, found, said)
         _total(folder, name, content, present, found, said)
@@ -48,7 +48,9 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         gone = total - len(numbers)
         if gone > 0:
             lowest = next(i for i in range(first, first + total) if i not in numbers)
-            said.problems.append(f"{gone} of {total} shards of {short(stem)} are missing, the first is number {lowest}")
+            said.problems.append(
+                f"{gone} of {total} shards of {short(stem)} are missing; the first one is number {lowest}"
+            )
         if not listed and stem.endswith((".safetensors", ".bin")):
             said.problems.append(f"{short(stem)} is in {total} shards, but no index maps tensors to them")
     return said
@@ -57,13 +59,13 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 def _both_ways(
     folder: Folder, name: str, table: dict[str, str], shards: list[str], found: Findings, said: Judgement
 ) -> None:
-    """Compare the tensors that an index lists with those that the shards have."""
+    """Compare the tensors that an index lists with those in the shards."""
     held: dict[str, str] = {}
     twice: list[str] = []
     for shard in shards:
         entry = found[folder.join(shard)]
         if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
-            return  # the shard has its own findings
+            return  # the findings about the shard report this
         for t in entry.anatomy.tensors:
             if t.name in held:
                 twice.append(t.name)
@@ -81,17 +83,17 @@ def _both_ways(
 
 
 def _total(folder: Folder, name: str, content: Any, shards: list[str], found: Findings, said: Judgement) -> None:
-    """Compare the model size in an index with that of the shards."""
+    """Compare the size of the model in an index with the size of the shards."""
     meta = content.get("metadata")
     total = meta.get("total_size") if isinstance(meta, dict) else None
     tensors = found.tensors(folder.join(s) for s in shards).values()
     size = sum(t.numel * DTYPES[t.dtype].bits // 8 if t.dtype in DTYPES else t.extent for t in tensors)
     if isinstance(total, (int, float)) and not isinstance(total, bool) and size and size != total:
-        said.problems.append(f"{short(name)} states {total:,} bytes for the model; the shards have {size:,}")
+        said.problems.append(f"{short(name)} lists {total:,} bytes for the model, but the shards have {size:,}")
 
 
 def _parts(name: str) -> tuple[str, int, int] | None:
-    """Return (stem, number, total) of a name like model-00001-of-00004.safetensors."""
+    """Return (stem, number, total) for a name like model-00001-of-00004.safetensors."""
     match = _SHARD.fullmatch(name)
     return (match.group(1) + match.group(4), int(match.group(2)), int(match.group(3))) if match else None
 
@@ -102,7 +104,7 @@ def _stem(name: str) -> str | None:
 
 
 def _numbered(folder: Folder) -> dict[str, tuple[int, set[int]]]:
-    """Return stem -> (expected number of shards, numbers of the existing ones)."""
+    """Map each stem to the expected number of shards and the numbers of the existing ones."""
     found: dict[str, tuple[int, set[int]]] = {}
     for stem, number, total in filter(None, map(_parts, folder.files)):
         most, present = found.get(stem, (total, set()))

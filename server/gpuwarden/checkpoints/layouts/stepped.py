@@ -1,4 +1,4 @@
-"""Judge a checkpoint folder with its step in its name: the name and the trainer's state must agree."""
+"""Check a checkpoint folder whose name contains its step: the name and the trainer's state must agree."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _MODEL_CONFIGS = {"config.json", "adapter_config.json"}
 _BESIDE = ("optimizer", "scheduler", "rng_state", "random_states", "training_args", "scaler")
 _POSITION = ("data", "sampler", "loader", "rng", "epoch", "position")
 _HELPER = "checkpoint.json"  # written by save_helper.py
-# accelerate's save_state writes these files, and numbers its folders by saves.
+# accelerate's save_state writes these files; the number in the folder's name counts saves, not steps.
 _ACCELERATE = re.compile(r"random_states_\d{1,6}\.pkl")
 _SAVES = re.compile(r"checkpoint_\d{1,9}")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".distcp", ".msgpack", ".onnx")
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in a folder's or file's name: checkpoint-10, step_500, ckpt-000007."""
+    """Return the step in the name of a folder or file, such as checkpoint-10, step_500 or ckpt-000007."""
     match = _STEP.fullmatch(name.lower())
     return int(match.group(1)) if match else None
 
 
 def claims(folder: Folder) -> bool:
-    """Return true if the folder's name, or a state inside, names a step."""
+    """Return true if the folder's name or a state file in the folder has a step."""
     named = step_of(folder.path.name) is not None or _STATE in folder.files or _HELPER in folder.files
     named = named or any(map(_ACCELERATE.fullmatch, folder.files))
     return named and not temporary(folder.rel)
 
 
 def judge(folder: Folder, found: Findings) -> Judgement:
-    """Check that the step equals the name's and that weights exist, and list the obstacles to a resume."""
+    """Check that the recorded step equals that in the name and that weights exist, and list what prevents a resume."""
     said = Judgement(NAME, folder.rel, step=step_of(folder.path.name), checkpoint=True)
     inside = found.within(folder.rel)
     if not inside:
@@ -50,7 +50,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     names = [e.path.rsplit("/", 1)[-1] for e in inside if not e.temporary]
     below = any(step_of(name) is not None for name in folder.folders)
     if below and said.step is None and _STATE in folder.files and _OPTIMIZER not in folder.files:
-        # Written by save_model and save_state after the training: final weights and log, next to the checkpoints.
+        # save_model and save_state wrote these final weights and log after the training, next to the checkpoints.
         said.checkpoint = False
         _agree(folder, found.parsed(folder.join(_STATE)), _STATE, "global_step", said)
         return said
@@ -67,7 +67,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         if not isinstance(parts, list) or not any("optim" in str(p) for p in parts):
             said.resume.append(f"{_HELPER} names no optimizer among its parts")
         elif not any(w in str(p).lower() for p in parts for w in _POSITION):
-            said.warnings.append(f"{_HELPER} names no part with the position in the data")
+            said.warnings.append(f"{_HELPER} names no part that records the position in the data")
     elif any(map(_ACCELERATE.fullmatch, folder.files)):
         _accelerated(folder, inside, found, said)
     else:
@@ -76,7 +76,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
-    """Compare a checkpoint with the one before it in the same run."""
+    """Compare a checkpoint with the previous one of the same run."""
     others = found.tree.beside(folder) if found.tree else []
     steps = ((step_of(f.path.name), f) for f in others if _STATE in f.files and not temporary(f.rel))
     earlier = [(s, f) for s, f in steps if s is not None and said.step is not None and s < said.step]
@@ -86,7 +86,7 @@ def _follows(folder: Folder, found: Findings, said: Judgement) -> None:
 
 
 def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
-    """Find the step of accelerate's `save_state`: in the optimizer, else in the scheduler."""
+    """Find the step of a folder that accelerate's `save_state` wrote: in the optimizer, or else in the scheduler."""
     saved = [e for e in inside if e.path[len(folder.join("")) :].startswith("optimizer")]
     made = optimizer.most_steps(saved, found)
     if made is None:
@@ -94,7 +94,7 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
         last = schedule.get("last_epoch") if isinstance(schedule, dict) else None
         made = last if type(last) is int and last >= 0 else None
     if not saved:
-        said.resume.append("no optimizer state was found in it")
+        said.resume.append("has no optimizer state")
     if made is None:
         return
     if said.step is None or _SAVES.fullmatch(folder.path.name):
@@ -108,12 +108,12 @@ def _accelerated(folder: Folder, inside: list[Entry], found: Findings, said: Jud
 
 def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judgement) -> None:
     """Report a missing trainer state. The Trainer writes its state last, so the save may be unfinished."""
-    stopped = f"has no {_STATE}: the Trainer was stopped in the middle of this save"
+    stopped = f"has no {_STATE}: the Trainer was stopped during this save"
     try:
         beside = list(islice(folder.path.parent.iterdir(), 10_000))
     except OSError:
         beside = []
-    # The other checkpoints of the same run, even if only this folder is examined.
+    # Look for other checkpoints of the same run, even if only this folder is examined.
     siblings = [p for p in beside if p.name != folder.path.name and step_of(p.name) is not None and p.is_dir()]
     if _ARGS in folder.files or any((s / _STATE).exists() for s in siblings):
         said.problems.append(stopped)
@@ -126,7 +126,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
         said.warnings += state.warnings
         if said.step is not None and state.step != said.step:
             said.warnings.append(
-                f"the folder is called {short(folder.path.name, 60)}, but {state.path} is at {state.step}"
+                f"the folder is called {short(folder.path.name, 60)}, but {state.path} is at step {state.step}"
             )
     if states:
         return
@@ -134,7 +134,7 @@ def _stateless(folder: Folder, inside: list[Entry], found: Findings, said: Judge
     tensors = (t.name for e in inside if e.anatomy for t in e.anatomy.tensors)
     saved = chain((e.path for e in inside), (str(key) for root in roots for key in root), tensors)
     if not any("optim" in name.lower() for name in saved):
-        said.resume.append("no optimizer state was found in it")
+        said.resume.append("has no optimizer state")
 
 
 def _agree(folder: Folder, state: Any, file: str, key: str, said: Judgement) -> None:

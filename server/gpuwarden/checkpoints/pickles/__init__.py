@@ -1,1 +1,1 @@
-"""Read pickles symbolically, without importing or calling anything."""
+"""Analyze pickles symbolically, without importing or calling anything."""

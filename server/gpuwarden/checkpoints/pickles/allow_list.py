@@ -1,8 +1,8 @@
-"""The names that a pickle may use without a doubt: values, calls with arguments of known types, plain objects.
+"""Define the names that a pickle may use: values, functions with arguments of known types, classes of plain objects.
 
-All other names are unknown. The lists are closed: full names are compared, and no list has a name with a dot, which
-protocol 4 resolves through attributes. A function that calls or imports its arguments is allowed only with arguments
-that can't be called or imported.
+The use of any other name is a doubt. Full names are compared, and no list contains a name with a dot, which protocol 4
+would resolve through attributes. A function that calls or imports its arguments is allowed only with arguments that
+can't be called or imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TORCH_DTYPES = {
     "float8_e8m0fnu": "F8_E8M0", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64", "complex128": "C128",
     "complex32": "C32", "bits8": "U8", "bits16": "U16",
-    # Several elements share a byte, so only the byte can be checked.
+    # A byte contains several elements, so the tensor is read as bytes.
     "float4_e2m1fn_x2": "U8", "bits1x8": "U8", "bits2x4": "U8", "bits4x2": "U8",
 }  # fmt: skip
 REBUILD = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7, "_rebuild_qtensor": 6}
@@ -44,7 +44,7 @@ _OTHER = (
 _REBUILT = frozenset({*REBUILD, *WRAP, *_OTHER})
 _TENSORS = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")})
 
-# Named but never called: types and constants that are arguments of the following calls.
+# Types and constants that are used as arguments of the calls below, and are never called themselves.
 _VALUES: _Names = {
     "torch": frozenset(
         {
@@ -67,7 +67,7 @@ _VALUES: _Names = {
 
 @lru_cache(maxsize=4096)
 def canonical(name: Global) -> Key:
-    """Return the current module and name: protocol 2 writes those of Python 2, and numpy has renamed some."""
+    """Return the current module and name. Protocol 2 uses the names of Python 2, and numpy has renamed some modules."""
     key = _compat_pickle.NAME_MAPPING.get((name.module, name.name))
     module, own = key or (_compat_pickle.IMPORT_MAPPING.get(name.module, name.module), name.name)
     return re.sub(r"^numpy\._core\b", "numpy.core", re.sub(r"^pathlib\._local$", "pathlib", module)), own
@@ -77,7 +77,7 @@ def canonical(name: Global) -> Key:
 
 
 def _scalar(value: Any) -> bool:
-    """Accept plain text, bytes or a number; protocol 2 writes bytes as encoded text."""
+    """Accept a string, bytes or a number. Protocol 2 stores bytes as a call that encodes a string."""
     if isinstance(value, Call) and isinstance(value.func, Global):
         return canonical(value.func) in {("_codecs", "encode"), ("builtins", "bytes")}
     return isinstance(value, (str, bytes, int, float, bool, type(None)))
@@ -104,35 +104,35 @@ def _nothing(args: tuple[Any, ...]) -> bool:
 
 
 def _bytes(args: tuple[Any, ...]) -> bool:
-    """Accept contents, but not a length, which could be enormous."""
+    """Accept the content of a bytes object, but not its length, which could be enormous."""
     return _scalars(args) and not any(isinstance(a, (int, float)) for a in args)
 
 
 def _ratio(args: tuple[Any, ...]) -> bool:
-    """Accept two integers, or text without an exponent, which could produce an enormous number."""
+    """Accept two integers or a string. An exponent in the string is rejected, because the number could be enormous."""
     if len(args) == 1:
         return type(args[0]) is str and re.fullmatch(r"-?[0-9]{1,1000}(/[0-9]{1,1000})?", args[0]) is not None
     return len(args) == 2 and all(type(a) is int for a in args)
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """Accept one list, tuple or dict, but no value whose attributes would be read or that is infinite."""
+    """Accept one list, tuple or dict, but no other object: its attributes would be read, or it could be infinite."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
 def _moment(args: tuple[Any, ...]) -> bool:
-    """Accept numbers or encoded bytes, and a time zone."""
+    """Accept numbers or encoded bytes, and objects of the datetime module such as a time zone."""
     funcs = [a.func if isinstance(a, Call) else None for a in args if not _scalar(a)]
     return all(isinstance(f, Global) and f.module == "datetime" for f in funcs)
 
 
 def _rebuilt(args: tuple[Any, ...]) -> bool:
-    """Accept storages, numbers, tensors; a class among them must be a torch tensor type or a dtype."""
+    """Accept storages, numbers and tensors, and names on the lists, such as a tensor type or a dtype."""
     return all(not isinstance(a, Global) or allows(a) for a in args)
 
 
 def _from_type(args: tuple[Any, ...]) -> bool:
-    """Accept a call of a function that rebuilds a tensor, if it is allowed with these arguments."""
+    """Accept a function that rebuilds a tensor, with its arguments, if calling it with them is allowed."""
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], Global):
         return False
     func, kind, inner = canonical(args[0]), canonical(args[1]), args[2]
@@ -141,7 +141,7 @@ def _from_type(args: tuple[Any, ...]) -> bool:
 
 
 def _numpy_dtype(args: tuple[Any, ...]) -> bool:
-    """Accept numpy's own form: a letter and a size. Longer text is a language that numpy evaluates."""
+    """Accept a letter and a size, as numpy writes a dtype. Numpy evaluates longer strings as expressions."""
     code = args[0] if args else None
     return type(code) is str and re.fullmatch(r"[A-Za-z?][0-9]{0,9}", code) is not None and _scalars(args)
 
@@ -152,7 +152,7 @@ def _numpy_scalar(args: tuple[Any, ...]) -> bool:
 
 
 def _numpy_values(args: tuple[Any, ...]) -> bool:
-    """Accept bytes, a dtype, shape and order."""
+    """Accept bytes, a dtype, a shape and an order."""
     return all(map(_made_dtype, args[1:2])) and all(
         _scalar(a) or type(a) is tuple or i == 1 for i, a in enumerate(args)
     )
@@ -163,7 +163,7 @@ def _made_dtype(value: Any) -> bool:
 
 
 def is_dtype(value: Call) -> bool:
-    """Return true if a call makes a numpy dtype."""
+    """Return true if the call creates a numpy dtype."""
     if not isinstance(value.func, Global):
         return False
     module, name = canonical(value.func)
@@ -171,7 +171,7 @@ def is_dtype(value: Call) -> bool:
 
 
 def attributes(state: Any) -> bool:
-    """Return true for a dict of plain attributes. The next opcode could call a special attribute."""
+    """Return true for a dict of attributes. Special names are rejected, because the next opcode could call them."""
     if isinstance(state, tuple) and len(state) == 2 and state[1] is None:
         state = state[0]
     return state is None or (isinstance(state, dict) and all(type(k) is str and not k.startswith("__") for k in state))
@@ -185,11 +185,11 @@ _NUMPY_DTYPES = frozenset(
               "LongLong", "ULongLong", "Float16", "Float32", "Float64", "LongDouble", "Complex64", "Complex128",
               "CLongDouble", "Bytes", "Str", "Void", "DateTime64", "TimeDelta64", "Object")
 )  # fmt: skip
-# Container types: the only functions that may be called for a missing key.
+# Container types, the only functions that a defaultdict may call for a missing key.
 _FACTORIES = frozenset(
     {("collections", "OrderedDict"), *(("builtins", n) for n in ("list", "dict", "set", "int", "float", "str"))}
 )
-# The calls that torch's safe loader allows by default, and those in random number states.
+# The functions that torch's safe loader allows by default, and those that random number states need.
 _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("collections", "OrderedDict"): _literal,
     ("collections", "Counter"): _literal,
@@ -199,7 +199,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("builtins", "set"): _literal,
     ("builtins", "complex"): _numbers,
     ("builtins", "bytearray"): _bytes,
-    # Latin-1 only: the look-up of other encodings imports a module.
+    # Only Latin-1 is allowed, because looking up another encoding imports a module.
     ("_codecs", "encode"): lambda args: len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1"),
     ("torch", "Size"): _literal,
     ("torch", "device"): _scalars,
@@ -208,7 +208,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("torch._utils", n): _rebuilt for n in _REBUILT},
     ("torch._utils", "_rebuild_parameter_with_state"): lambda args: _rebuilt(args) and all(map(attributes, args[3:4])),
     ("numpy", "dtype"): _numpy_dtype,
-    # the plain array type of numpy, which `_reconstruct` makes
+    # only `ndarray` itself is allowed, not a subclass
     ("numpy.core.multiarray", "_reconstruct"): lambda args: (
         len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
     ),
@@ -216,7 +216,7 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("numpy.core.numeric", "_frombuffer"): _numpy_values,
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
 }
-# Values of the standard library that torch's safe loader does not accept.
+# Functions of the standard library that torch's safe loader does not accept.
 _PYTHON_CALLS: Dict[Key, Check] = {  # noqa: UP006
     **{("builtins", n): _literal for n in ("dict", "list", "tuple", "frozenset")},
     **{("builtins", n): _numbers for n in ("slice", "range")},
@@ -238,9 +238,9 @@ _SEQUENCES = frozenset({("builtins", "list"), ("builtins", "set"), ("collections
 
 @dataclass(frozen=True)
 class Names:
-    """The names that one kind of file may use. `records` are classes that are made by `__new__` without arguments and
-    then get attributes; `enums` are called with one plain value; `tuples` have a tuple as their state; `values` are
-    never called.
+    """The names that one kind of file may use. Instances of `records` are made by `__new__` without arguments and then
+    get attributes; `enums` are called with one plain value; the state of `tuples` is a tuple; `values` are never
+    called.
     """
 
     records: re.Pattern[str]
@@ -253,19 +253,19 @@ class Names:
         return allows(name) or self.beyond_torch(name) or (bool(self.enums) and canonical(name) == _GETATTR)
 
     def beyond_torch(self, name: Global) -> bool:
-        """Return true if a name is on the lists, but not on those of torch's safe loader."""
+        """Return true if a name is on the lists, but torch's safe loader rejects it."""
         key = canonical(name)
         return key in _PYTHON_CALLS or key in self.enums or key in self.values or self.record(name)
 
     def record(self, name: Global) -> bool:
-        """Return true if a class is made without running its code, and then gets attributes."""
+        """Return true for a class whose instances are made without running its code and then get attributes."""
         return "." not in name.name and self.records.fullmatch(":".join(canonical(name))) is not None
 
     def call(self, made: Call) -> str:
-        """Return why a call is not known to be harmless; "" if it is, or if its name is reported anyway."""
+        """Return why a call may be unsafe; "" if it is harmless, or if its name is reported elsewhere."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
-            return "calls a value that is not a plain name"
+            return "calls a value that is not a name"
         if not self.allows(func):
             return ""
         key = canonical(func)
@@ -280,16 +280,16 @@ class Names:
         if self.record(func):
             return new and not args
         if key == ("copyreg", "_reconstructor"):
-            # Protocols 0 and 1 make an object like this, without running its `__init__`.
+            # Protocols 0 and 1 create objects with this function, without running `__init__`.
             plain = len(args) == 3 and _is_one_of(args[1], {("builtins", "object")}) and args[2] is None
             return plain and isinstance(args[0], Global) and self.record(args[0])
-        if key == _GETATTR:  # Python 3.11.0 writes members of enums like this
+        if key == _GETATTR:  # Python 3.11.0 uses getattr for enum members.
             is_enum = len(args) == 2 and _is_one_of(args[0], self.enums)
             return is_enum and type(args[1]) is str and re.fullmatch("[A-Z][A-Z0-9_]*", args[1]) is not None
         return key in self.enums and len(args) == 1 and _scalar(args[0])
 
     def state(self, target: Any, state: Any) -> str:
-        """Return why setting a state is not known to be harmless; "" if it is, or if the class is reported anyway."""
+        """Return why setting a state may be unsafe; "" if it is harmless, or if its class is reported elsewhere."""
         func = target.func if isinstance(target, Call) else None
         if isinstance(target, dict):
             return "" if attributes(state) else "sets special attributes of a dict"
@@ -301,15 +301,15 @@ class Names:
         else:
             settable = self.record(func) or key in {("types", "SimpleNamespace"), ("copyreg", "_reconstructor")}
             fits = settable and attributes(state)
-        return "" if fits else f"changes a {func} in a way that is not known to be harmless"
+        return "" if fits else f"changes an object of {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return why adding elements may run code (a class can override the method); "" if it can't."""
+        """Return why adding elements may run code, since a class can override the method; "" if it can't."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""
         fits = canonical(func) in (_SEQUENCES if sequence else _TABLES)
-        return "" if fits else f"adds elements to a {func}"
+        return "" if fits else f"adds elements to an object of {func}"
 
 
 def known(name: Global) -> bool:
@@ -373,7 +373,7 @@ TRAINING = Names(
     frozenset((module, name) for module, names in _ENUMS.items() for name in names.split()),
     values=frozenset({("torch.distributed", "ProcessGroup"), ("torch._C", "device")}),
 )
-"""Names for files that contain a training library's settings by design."""
+"""Names for files in which a training library stores its settings."""
 
 DCP_METADATA = Names(re.compile("|".join((*_SIMPLE, *_DCP_METADATA))), _LAYOUTS, _PROPERTIES)
 """Names for the `.metadata` of torch.distributed.checkpoint."""
@@ -382,5 +382,5 @@ _HOLD_SETTINGS = ("training_args.bin", "_model_states.pt", "_optim_states.pt")
 
 
 def of_file(name: str) -> Names:
-    """Return the names that a file may use, by the file's name."""
+    """Return the names that a file with this name may use."""
     return TRAINING if name.endswith(_HOLD_SETTINGS) else PLAIN

@@ -1,6 +1,6 @@
-"""List the names with which pickles are known to run code, access files or reach the network. They refute a file.
+"""List the names with which a pickle can run code, access files or use the network. A file with such a name is refuted.
 
-The list only decides how severely a name is reported: a name on no list is a doubt.
+The list affects only how severely a name is reported: a name on neither this list nor the allow-list is a doubt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import _compat_pickle
 
 from gpuwarden.checkpoints.pickles.nodes import Global
 
-# Every name in these modules and their submodules.
+# Every name in these modules and in their submodules is on the list.
 _WHOLE = """
 IPython _aix_support _ctypes _osx_support _pickle _posixsubprocess _pyrepl aiohttp antigravity asyncio atexit bdb
 cProfile cffi code codeop commands compileall ctypes dill distutils doctest ensurepip fileinput ftplib gc idlelib
@@ -59,17 +59,17 @@ _NAMES = {
     "zipfile": "ZipFile",
 }
 _LISTED = frozenset((module, name) for module, names in _NAMES.items() for name in names.split())
-# Attributes that lead from any object to the interpreter's internals.
+# Attributes through which code can reach the interpreter's internals from any object.
 _SPECIAL = """
 __builtins__ __call__ __class__ __closure__ __code__ __dict__ __getattribute__ __globals__ __import__ __loader__
 __mro__ __reduce__ __reduce_ex__ __self__ __setattr__ __setstate__ __spec__ __subclasses__ f_builtins f_globals
 gi_frame tb_frame
 """
 _INSIDE = frozenset(_SPECIAL.split())
-# Modules that others import: an attribute with such a name is the module itself.
+# Modules that many other modules import, so that an attribute with this name may be the module.
 _IMPORTED = "builtins ctypes importlib marshal nt os pickle posix pty runpy shutil socket subprocess sys"
 _REACHED = frozenset(_IMPORTED.split())
-# Harmless names in the modules above: records and loggers.
+# Harmless names in the modules above, such as records and loggers.
 _HARMLESS = frozenset(
     {("torch._dynamo.decorators", "_DimRange")}
     | {("os", "stat_result"), ("os", "terminal_size"), ("sys", "float_info"), ("sys", "version_info")}
@@ -78,7 +78,7 @@ _HARMLESS = frozenset(
 
 
 def runs_code(name: Global) -> bool:
-    """Return true if a name is known to run code, by its current name or by that in Python 2."""
+    """Return true if a name is known to run code. Its current name and its name in Python 2 are checked."""
     key = (name.module, name.name)
     today = _compat_pickle.NAME_MAPPING.get(key) or (
         _compat_pickle.IMPORT_MAPPING.get(name.module, name.module),
@@ -96,7 +96,7 @@ def _runs(module: str, name: str) -> bool:
     whole = [*path, *own]
     if any(".".join(whole[: i + 1]) in _MODULES for i in range(len(whole))):
         return True
-    # A dotted name is resolved through attributes: `module.os.system`, `Class.eval`.
+    # Unpickling resolves a dotted name through attributes, for example `module.os.system` or `Class.eval`.
     return any(_runs(".".join(own[:i]), ".".join(own[i:])) for i in range(1, len(own))) or any(
         ("builtins", part) in _LISTED for part in own[1:]
     )

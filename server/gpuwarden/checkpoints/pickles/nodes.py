@@ -1,4 +1,4 @@
-"""The nodes of a symbolically read pickle. Standard library only."""
+"""The nodes of the tree that represents a pickle. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.checkpoints.file_model import short
 
 @dataclass(frozen=True)
 class Global:
-    """A name that the file would import."""
+    """A name that unpickling the file would import."""
 
     module: str
     name: str
@@ -21,9 +21,9 @@ class Global:
 
 @dataclass(eq=False)
 class Call:
-    """The result of the call of `func` with `args` that the file would make; `state` would be set on the result.
+    """The result of calling `func` with `args` when the file is unpickled; `state` would be set on the result.
 
-    `new` is true if the opcode makes an instance by `__new__` alone, without `__init__`.
+    `new` is true if the opcode creates an instance with `__new__` and does not call `__init__`.
     """
 
     func: Any
@@ -34,13 +34,13 @@ class Call:
     new: bool = False
 
     def __repr__(self) -> str:
-        """Return only the name: arguments may be enormous, or contain the call itself."""
+        """Return only the name, because the arguments may be enormous or contain the call itself."""
         return f"a call of {self.func}" if isinstance(self.func, Global) else "a call"
 
 
 @dataclass(frozen=True, eq=False)
 class Persistent:
-    """A reference to an object outside of the pickle, such as torch's storages."""
+    """A reference to an object outside of the pickle, such as a storage of torch."""
 
     pid: Any
 
@@ -51,10 +51,10 @@ class Persistent:
 
 @dataclass
 class Tree:
-    """The outcome of reading a pickle.
+    """The result of reading a pickle.
 
-    `named` are the imported globals. `odd` lists the calls and changes that are not known to be harmless. `opcodes` are
-    those that torch never writes.
+    `named` are the imported globals, `odd` the calls and changes that are not known to be harmless, and `opcodes` the
+    opcodes that torch never writes.
     """
 
     root: Any = None

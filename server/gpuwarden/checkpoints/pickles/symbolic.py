@@ -1,8 +1,8 @@
-"""Read a pickle as a description: every opcode is followed symbolically; nothing is imported, called or changed.
+"""Interpret the opcodes of a pickle symbolically: nothing is imported, called or changed.
 
-`pickle` builds objects by calling the functions that the file names. Here a call becomes a `Call` node, a class a
-`Global`, and a state that the file would set is stored in its node. All opcodes of all protocols are supported, so that
-any call of a hostile file can be named; torch itself writes few of them. Standard library only.
+`pickle` builds objects by calling the functions that the file names. This module represents a call by a `Call` node and
+a class by a `Global` node, and stores a state that would be set in its node. All opcodes of all protocols are
+supported, so that every call in a hostile file can be reported; torch itself uses few of them. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpuwarden.checkpoints.pickles import allow_list
 from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent, Tree
 from gpuwarden.core.evidence import Cause
 
-# The opcodes that torch.save writes, with protocol 2, and that its safe loader accepts.
+# The opcodes that torch.save writes with protocol 2 and that torch's safe loader accepts.
 TORCH_OPS = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x89\x88)]}\x8fQJKMGhjqrXU\x8a\x80.")
-# These, and those that Python 3 writes in protocols 0 to 5, except for classes of protocol 0.
+# Also the opcodes that Python 3 writes with protocols 0 to 5, except those for classes in protocol 0.
 PYTHON_OPS = TORCH_OPS | frozenset(b"BCVFILSTdglp01\x8b\x8c\x8d\x8e\x90\x91\x92\x93\x94\x95\x96")
 
 
 class _Mark:
-    """The beginning of a group on the stack."""
+    """Marks the beginning of a group on the stack."""
 
 
 _MARK = _Mark()
@@ -36,9 +36,9 @@ _LONG = 1_000
 
 
 class Machine:
-    """Follow one pickle. `start` is its offset in `data`; `tree.end` is the offset of its end.
+    """Interpret one pickle. `start` is its offset in `data`; `tree.end` is the offset of its end.
 
-    Calls and changes are judged at once, with the values at that time: later opcodes could change them.
+    Calls and changes are checked immediately, because later opcodes could change their arguments.
     """
 
     def __init__(self, data: bytes, limits: Limits, start: int = 0, names: allow_list.Names = allow_list.PLAIN) -> None:
@@ -52,12 +52,12 @@ class Machine:
         self.tree = Tree()
 
     def run(self) -> Tree:
-        """Follow the pickle to its STOP. Raises Broken if it is invalid, Doubtful if it is too large."""
+        """Interpret the pickle up to its STOP opcode. Raises Broken if it is invalid, Doubtful if it is too large."""
         data, steps = self.data, 0
         ops = _OPS
         while True:
             if self.at >= len(data):
-                raise Broken("its pickle ends before its STOP: it is cut off")
+                raise Broken("its pickle is cut off: it has no STOP opcode")
             op = data[self.at]
             self.at += 1
             if op == 0x2E:  # STOP
@@ -86,7 +86,7 @@ class Machine:
     def take(self, n: int) -> bytes:
         """Return the next `n` bytes."""
         if n < 0 or self.at + n > len(self.data):
-            raise Broken(f"its pickle needs {n:,} bytes at {self.at:,}, but has only {len(self.data):,} in total")
+            raise Broken(f"its pickle needs {n:,} bytes at byte {self.at:,}, but has only {len(self.data):,} bytes")
         out = self.data[self.at : self.at + n]
         self.at += n
         return out
@@ -100,17 +100,17 @@ class Machine:
         """Return the bytes up to the end of the line."""
         end = self.data.find(b"\n", self.at, self.at + 4096)
         if end < 0:
-            raise Broken("its pickle has a line without an end")
+            raise Broken("its pickle has a line without a line break")
         return self.take(end + 1 - self.at)[:-1]
 
     def pop(self) -> Any:
-        """Pop the top value. Raises Broken for a mark."""
+        """Pop the top value. A mark at the top makes the pickle invalid."""
         if self.marks and self.marks[-1] == len(self.stack):
             raise IndexError
         return self.stack.pop()
 
     def group(self) -> list[Any]:
-        """Pop the values since the last mark."""
+        """Pop the values above the last mark, and the mark."""
         start = self.marks.pop()
         out = self.stack[start:]
         del self.stack[start:]
@@ -127,7 +127,7 @@ class Machine:
     def name(self, module: str, name: str) -> None:
         """Push a node for a global, and record its name."""
         if len(module) + len(name) > _LONG:
-            raise Doubtful("its pickle has an enormous name")
+            raise Doubtful("its pickle has a name that is too long")
         made = Global(module, name)
         self.tree.named[made] = None
         if len(self.tree.named) > self.limits.names:
@@ -144,7 +144,7 @@ class Machine:
         self.stack.append(made)
 
     def note(self, odd: str) -> None:
-        """Record a call or change that is not known to be harmless, up to a limit: a file may have any number."""
+        """Record a call or change that is not known to be harmless. Only a limited number of them is recorded."""
         if odd and len(self.tree.odd) < _ODDITIES:
             self.tree.odd[odd] = None
 
@@ -157,13 +157,13 @@ class Machine:
         if isinstance(target, Call):
             self.note(self.names.filled(target, sequence=False))
         if table is None:
-            raise Broken("its pickle sets items on a value without items")
+            raise Broken("its pickle sets items of a value that can't have items")
         for i in range(0, len(pairs), 2):
             key = pairs[i]
-            # Hashing must take constant time: deep tuples would exhaust the C stack. A call hashes by identity.
+            # Hashing a deeply nested tuple would exhaust the C stack. A call is hashed by its identity.
             flat = isinstance(key, tuple) and len(key) <= 16 and all(map(_simple, key))
             if not (flat or _simple(key) or isinstance(key, Call)):
-                raise Doubtful("its pickle has a dict whose key is not a plain value")
+                raise Doubtful("its pickle has a dict with a key that is not a simple value")
             table[key] = pairs[i + 1]
 
     def extend(self, values: list[Any]) -> None:
@@ -178,7 +178,7 @@ class Machine:
             raise Broken("its pickle appends to a value that is not a list")
 
     def build(self) -> None:
-        """Store a state in its node, without setting it."""
+        """Store the state of an object in its node, without setting it."""
         state = self.pop()
         target = self.top()
         self.note(self.names.state(target, state))
@@ -186,100 +186,100 @@ class Machine:
             target.state = state
         elif isinstance(target, Global):
             self.note(f"would change {target} itself")
-        elif not isinstance(target, dict):  # the _metadata of an OrderedDict is ignored
-            raise Broken("its pickle sets the state of a plain value")
+        elif not isinstance(target, dict):  # the state of a dict, such as the _metadata of an OrderedDict, is ignored
+            raise Broken("its pickle sets the state of a value that can't have one")
 
     def proto(self) -> None:
-        """Follow PROTO: the protocol of the pickle."""
+        """Interpret PROTO: the protocol of the pickle."""
         version = self.number("B")
         if version > 5:
-            raise Broken(f"claims the unknown pickle protocol {version}")
+            raise Broken(f"specifies the unknown pickle protocol {version}")
 
     def frame(self) -> None:
-        """Follow FRAME: the length of the next frame."""
+        """Interpret FRAME: the length of the next frame."""
         if self.number("<Q") > len(self.data) - self.at:
-            raise Broken("its pickle announces a frame that is longer than itself")
+            raise Broken("its pickle specifies a frame that is longer than the pickle")
 
     def string(self) -> None:
-        """Follow STRING: quoted text of protocol 0, with escapes."""
+        """Interpret STRING: a quoted string of protocol 0, with escape sequences."""
         raw = self.line()
         if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in b"'\"":
             raise Broken("its pickle has a string without quotes")
-        self.stack.append(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))  # as pickle itself does
+        self.stack.append(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))  # as the pickle module does
 
     def integer(self) -> None:
-        """Follow INT: a decimal number, or a boolean, which protocol 0 writes with two digits."""
+        """Interpret INT: a decimal number, or a boolean, which protocol 0 writes as 00 or 01."""
         raw = self.line()
         self.stack.append(raw == b"01" if raw in (b"00", b"01") else _decimal(raw))
 
     def real(self) -> None:
-        """Follow FLOAT: a number as text."""
+        """Interpret FLOAT: a number as text."""
         try:
             self.stack.append(float(self.line()))
         except ValueError as why:
             raise Broken("its pickle has an invalid number") from why
 
     def drop(self) -> None:
-        """Follow POP: remove the top value or the mark."""
+        """Interpret POP: remove the top value or mark."""
         if self.marks and self.marks[-1] == len(self.stack):
             self.marks.pop()
         else:
             self.stack.pop()
 
     def table(self) -> None:
-        """Follow DICT: the group as keys and values."""
+        """Interpret DICT: a dict whose keys and values are the group."""
         pairs = self.group()
         self.stack.append({})
         self.set(pairs)
 
     def setitem(self) -> None:
-        """Follow SETITEM: one key and its value."""
+        """Interpret SETITEM: one key and its value."""
         value, key = self.pop(), self.pop()
         self.set([key, value])
 
     def append(self) -> None:
-        """Follow APPEND: one element."""
+        """Interpret APPEND: one element."""
         value = self.pop()
         self.extend([value])
 
     def reduce(self) -> None:
-        """Follow REDUCE: a function and its arguments from the stack."""
+        """Interpret REDUCE: a call with the function and the arguments on the stack."""
         args, func = self.pop(), self.pop()
         self.call(func, args)
 
     def newobj(self) -> None:
-        """Follow NEWOBJ: an instance made by `__new__`."""
+        """Interpret NEWOBJ: an instance made by `__new__`."""
         args, func = self.pop(), self.pop()
         self.call(func, args, new=True)
 
     def newobj_ex(self) -> None:
-        """Follow NEWOBJ_EX: the same, with keyword arguments."""
+        """Interpret NEWOBJ_EX: an instance made by `__new__` with keyword arguments."""
         kwargs, args, func = self.pop(), self.pop(), self.pop()
         self.call(func, (args, kwargs) if kwargs else args, new=True)
 
     def inst(self) -> None:
-        """Follow INST: a class by name, with the group as arguments."""
+        """Interpret INST: a call of a named class with the group as arguments."""
         module, name = _text(self.line()), _text(self.line())
         args = tuple(self.group())
         self.name(module, name)
         self.call(self.pop(), args)
 
     def obj(self) -> None:
-        """Follow OBJ: a class from the stack, with the rest of the group as arguments."""
+        """Interpret OBJ: a call of the class that begins the group, with the other values as arguments."""
         func, *args = self.group()
         self.call(func, tuple(args))
 
     def stack_global(self) -> None:
-        """Follow STACK_GLOBAL: a name from the stack."""
+        """Interpret STACK_GLOBAL: a global whose module and name are on the stack."""
         name, module = self.pop(), self.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise Broken("its pickle computes a name instead of stating it")
+            raise Broken("its pickle has a global whose name is not a string")
         self.name(module, name)
 
     def pick(self, key: int) -> None:
         """Push a value of the memo."""
         if key not in self.memo:
-            raise Broken(f"its pickle reads memo {key:,}, which was never written")
+            raise Broken(f"its pickle reads memo entry {key:,}, which was never written")
         self.stack.append(self.memo[key])
 
     def reference(self, pid: Any) -> None:
@@ -289,22 +289,24 @@ class Machine:
         self.stack.append(made)
 
     def mark(self) -> None:
-        """Follow MARK: the beginning of a group."""
+        """Interpret MARK: the beginning of a group."""
         if len(self.marks) >= _TOO_DEEP:
-            raise Doubtful(f"its pickle nests deeper than {_TOO_DEEP:,} groups")
+            raise Doubtful(f"its pickle has groups nested deeper than {_TOO_DEEP:,} levels")
         self.marks.append(len(self.stack))
 
     def extension(self) -> None:
-        """Follow EXT: a name from a registry that only the reading program has."""
-        raise Doubtful("its pickle refers to a registry number, which hides the function that it would call")
+        """Interpret EXT: a name in an extension registry, which exists only in the program that unpickles the file."""
+        raise Doubtful(
+            "its pickle refers to a function by its number in an extension registry, so the function is unknown"
+        )
 
     def buffer(self) -> None:
-        """Follow NEXT_BUFFER: bytes that only the writing program's loader supplies."""
+        """Interpret NEXT_BUFFER: bytes that are stored outside of the pickle."""
         raise Doubtful("its pickle needs bytes that are stored outside of it")
 
 
 def _simple(value: Any) -> bool:
-    """Return true for a safe dict key. Large integers could be chosen to collide, which would take forever."""
+    """Return true for a safe dict key. Large integers could have many hash collisions, which is slow."""
     return isinstance(value, _KEYS) and not (isinstance(value, int) and not -(1 << 60) < value < 1 << 60)
 
 
@@ -315,7 +317,7 @@ def _text(raw: bytes) -> str:
 def _decimal(raw: bytes) -> int:
     text = raw.rstrip(b"L")
     if len(text) > 1000:
-        raise Doubtful("its pickle has an enormous number")
+        raise Doubtful("its pickle has a number that is too large")
     try:
         return int(text)
     except ValueError as why:
@@ -324,7 +326,7 @@ def _decimal(raw: bytes) -> int:
 
 def _long(m: Machine, length: int) -> None:
     if length > 4096:
-        raise Doubtful("its pickle has an enormous number")
+        raise Doubtful("its pickle has a number that is too large")
     m.stack.append(int.from_bytes(m.take(length), "little", signed=True))
 
 

@@ -1,6 +1,6 @@
-"""Interpret torch's pickles: tensors in storages, and a verdict on names and calls.
+"""Interpret torch's pickles: locate the tensors in storages, and check the names and calls.
 
-`allow_list` has the harmless names, `code_runners` those known to run code; all others are doubts.
+`allow_list` has the harmless names, `code_runners` the names that are known to run code; all others are doubts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpuwarden.core.evidence import Cause
 
 _META = Global("torch._utils", "_rebuild_meta_tensor_no_storage")
 _WITH_ATTRIBUTES = Global("torch._tensor", "_rebuild_from_type_v2")
-# Storages in which several elements share a byte.
+# Storages in which a byte contains several elements.
 _PACKED = frozenset({"QUInt4x2Storage", "QUInt2x4Storage"})
 _DEPTH = 100
 _NODES = (dict, list, tuple, Call)
@@ -43,7 +43,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor of the pickle: its storage's key, and its location in the storage, in elements."""
+    """A tensor in a pickle: the key of its storage, and its location in the storage, counted in elements."""
 
     key: str
     dtype: str
@@ -51,7 +51,7 @@ class Ref:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     numel: int
-    # Its arguments include further tensors: the scales and zero points of a quantized tensor.
+    # Whether its arguments contain further tensors: the scales and zero points of a quantized tensor.
     parts: bool = False
 
 
@@ -62,15 +62,15 @@ def fill(
     name: str,
     limits: Limits,
 ) -> None:
-    """Add to `found` the tensors of `tree`. `stored` maps a storage's key to (offset, bytes)."""
+    """Add the tensors of `tree` to `found`. `stored` maps the key of a storage to its offset and size in bytes."""
     judge(found, tree, allow_list.of_file(name))
     strange = [op for op in tree.opcodes if op not in PYTHON_OPS]
     if strange:
         codes = some(f"0x{op:02x}" for op in strange)
-        found.doubt(f"its pickle uses opcodes that neither torch nor Python writes: {codes}")
+        found.doubt(f"its pickle contains opcodes that neither torch nor Python writes: {codes}")
     elif tree.opcodes:
         found.meta["inert"] = True
-        found.unproved.append("that torch's safe loader accepts it: it reads only pickles of protocol 2")
+        found.unproved.append("whether torch's safe loader accepts it: that loader reads only pickles of protocol 2")
     found.meta["globals"] = sorted(str(n) for n in tree.named)
     used = set()
     for key, dtype, numel in storages(tree):
@@ -87,19 +87,19 @@ def fill(
         if len(found.tensors) >= limits.tensors:
             raise Doubtful(f"lists more than {limits.tensors:,} tensors; the rest was not examined", Cause.LIMIT)
         found.tensors.append(_place(where, ref, stored))
-    if _META in tree.named:  # for example of a model whose layers were offloaded or never loaded
-        found.doubt("has tensors of torch's meta device, whose values were not saved", Cause.UNREAD)
+    if _META in tree.named:  # for example in a model whose layers were offloaded or never loaded
+        found.doubt("has tensors on torch's meta device, whose values were not saved", Cause.UNREAD)
     found.content = tree.root
-    found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages; read without running code")
+    found.proved.append(f"{len(found.tensors):,} tensors in {len(used):,} storages were read without running code")
     unused = [k for k in stored if k not in used]
     if unused:
         found.doubts.append(f"has storages that no tensor uses: {some(unused)}")
 
 
 def judge(found: Anatomy, tree: Tree, names: Names) -> None:
-    """Add to `found` the verdict on the pickle's names and calls.
+    """Check the names and calls in a pickle, and add the result to `found`.
 
-    Only a name that is known to run code refutes; a name, a call or a change on no list is a doubt.
+    Only a name that is known to run code refutes the file; a name, a call or a change on no list is a doubt.
     """
     strangers = [n for n in tree.named if not names.allows(n)]
     evil = [n for n in strangers if runs_code(n)]
@@ -107,21 +107,21 @@ def judge(found: Anatomy, tree: Tree, names: Names) -> None:
         found.refute(f"would run code when unpickled: it names {some(evil)}", Cause.RUNS_CODE)
     if len(strangers) > len(evil):
         others = [n for n in strangers if n not in evil]
-        found.doubt(f"was not unpickled, since that needs code: it names {some(others)}", Cause.NEEDS_CODE)
+        found.doubt(f"can't be unpickled without running code: it names {some(others)}", Cause.NEEDS_CODE)
     for odd in tree.odd:
         found.doubt(f"its pickle {odd}", Cause.NEEDS_CODE)
     extra = [n for n in tree.named if names.beyond_torch(n)]
     if extra:
         found.meta["inert"] = True
         found.unproved.append(
-            f"that it can be unpickled: it has objects of {some(sorted({n.module for n in extra}))}; not run"
+            f"whether it can be unpickled: it has objects of {some(sorted({n.module for n in extra}))}"
         )
 
 
 def storages(tree: Tree) -> list[tuple[str, str, int]]:
-    """Return (key, dtype, number of elements) of each storage reference.
+    """Return (key, dtype, number of elements) for each storage reference.
 
-    The older format also refers to module classes, with their source text; `judge` reports their names.
+    The older format also has references to module classes and their source text; `judge` reports their names.
     """
     of_a_module = (p for p in tree.persistent if isinstance(p.pid, tuple) and len(p.pid) == 4)
     modules = {id(p) for p in of_a_module if isinstance(p.pid[0], str) and p.pid[0] == "module"}
@@ -129,17 +129,17 @@ def storages(tree: Tree) -> list[tuple[str, str, int]]:
 
 
 def storage(p: Persistent) -> tuple[str, str, int]:
-    """Return (key, dtype, number of elements) of a storage reference. Raises Broken for any other reference."""
+    """Return (key, dtype, number of elements) for a storage reference. Raises Broken for any other reference."""
     pid = p.pid
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], Global):
-        raise Broken("its pickle has a reference that is not a storage", Cause.CONTRADICTION)
+        raise Broken("its pickle has a reference to something other than a storage", Cause.CONTRADICTION)
     dtype = STORAGES.get(pid[1].name)
-    # torch calls startswith on the location, so it must be text
+    # torch calls startswith on the location, so it must be a string.
     texts = all(type(part) is str for part in pid[2:4])
     if not texts or type(pid[4]) is not int or pid[4] < 0:
         raise Broken("its pickle refers to a storage without a name, a location or a size", Cause.CONTRADICTION)
     if dtype is None:
-        raise Doubtful(f"its pickle refers to a storage of the unknown kind {pid[1]}")
+        raise Doubtful(f"its pickle refers to a storage of the unknown type {pid[1]}")
     return pid[2], dtype, pid[4]
 
 
@@ -147,12 +147,12 @@ def storage(p: Persistent) -> tuple[str, str, int]:
 
 
 def _place(name: str, ref: Ref, stored: Mapping[str, tuple[int, int]]) -> Tensor:
-    """Locate a tensor in the file. Raises Broken if it reaches beyond its storage."""
+    """Locate a tensor in the file. Raises Broken if it exceeds its storage."""
     start, size = stored[ref.key]
     each = DTYPES[ref.dtype].bits // 8
     reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride))  # noqa: B905
     if (ref.offset + reach) * each > size and reach:
-        raise Broken(f"tensor {short(name, 60)} reaches beyond its storage", Cause.CONTRADICTION)
+        raise Broken(f"tensor {short(name, 60)} exceeds its storage", Cause.CONTRADICTION)
     row_major: list[int] = []
     step = 1
     for n in reversed(ref.shape):
@@ -167,7 +167,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(value, Call) or not isinstance(value.func, Global):
         return None
     if value.func == _WITH_ATTRIBUTES:
-        # A tensor with attributes or of a subclass contains a plain one: function, class, arguments, state.
+        # The arguments describe a tensor with attributes or of a subclass: function, class, arguments, state.
         inside = isinstance(value.args, tuple) and len(value.args) >= 3 and isinstance(value.args[0], Global)
         plain = inside and value.args[0].module == "torch._utils"
         return tensor(Call(value.args[0], value.args[2])) if plain else None
@@ -181,7 +181,7 @@ def tensor(value: Any) -> Ref | None:
     if not isinstance(args, tuple) or len(args) < REBUILD[name]:
         raise Broken(f"its pickle calls {name} with too few arguments", Cause.CONTRADICTION)
     if not isinstance(args[0], Persistent):
-        raise Doubtful(f"its pickle calls {name} with an argument that is not a storage reference of torch")
+        raise Doubtful(f"its pickle calls {name} with an argument that is not a storage reference")
     key, dtype, numel = storage(args[0])
     if name == "_rebuild_tensor_v3":
         stated = args[6]
@@ -199,7 +199,7 @@ def tensor(value: Any) -> Ref | None:
 
 
 def sizes(value: Any) -> tuple[int, ...] | None:
-    """Return the numbers of a torch.Size, a tuple or a list; None for anything else."""
+    """Return the integers of a torch.Size, a tuple or a list; None for anything else."""
     if isinstance(value, Call) and value.func == Global("torch", "Size"):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else ()
     good = isinstance(value, (tuple, list)) and len(value) <= 64
@@ -208,7 +208,7 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 @dataclass
 class _Frame:
-    """A container on the current path: its remaining items, its key in its parent, and its path, if computed."""
+    """A container on the current path: its remaining items, its key in its parent, and its path once it is computed."""
 
     left: Iterator[tuple[Any, Any]]
     key: Any = ""
@@ -216,7 +216,7 @@ class _Frame:
 
 
 def walk(root: Any) -> Iterator[tuple[str, Ref]]:
-    """Yield every tensor under `root` with its path, without recursion; a shared container counts once."""
+    """Yield every tensor below `root` with its path, without recursion. A shared container is visited once."""
     stack = [_Frame(iter([("", root)]), path="")]
     seen: set[int] = set()
     while stack:
@@ -233,7 +233,7 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
             continue
         seen.add(id(value))
         if len(stack) > _DEPTH:
-            raise Doubtful(f"its pickle nests values deeper than {_DEPTH} levels", Cause.LIMIT)
+            raise Doubtful(f"its pickle has values nested deeper than {_DEPTH} levels", Cause.LIMIT)
         if isinstance(value, Call):
             value = {"args": value.args, "state": value.state, "items": value.items, "parts": value.parts}
         children = value.items() if isinstance(value, dict) else enumerate(value)
@@ -241,9 +241,9 @@ def walk(root: Any) -> Iterator[tuple[str, Ref]]:
 
 
 def _path(stack: list[_Frame], key: Any) -> str:
-    """Return the path of a value, with limited length: a hostile file could fill the memory with names.
+    """Return the path of a value. Its length is limited, because a hostile file could fill the memory with names.
 
-    Each container's path is computed once, however many tensors it contains.
+    The path of each container is computed only once, even if it contains many tensors.
     """
     path = ""
     for frame in stack:

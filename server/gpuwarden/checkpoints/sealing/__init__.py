@@ -1,1 +1,1 @@
-"""Record digests right after a save, so that every copy can be compared with them."""
+"""Record digests immediately after a save, so that copies can be compared with the saved files."""

@@ -1,4 +1,4 @@
-"""Manifests: the files of a checkpoint with digests, written when it is saved, so that every copy can be proven.
+"""Read and write manifests. They list a checkpoint's files with digests at save time, which prove later copies.
 
 Inside a folder the manifest is `gpuwarden-manifest.json`; next to a single file it is `<file>.gpuwarden-manifest.json`.
 It detects damage, but not an attacker who rewrites both the files and the manifest. Standard library only.
@@ -23,8 +23,8 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""Digest over the digests of a large file's upload parts. It is compared with the headers of an artifact store's
-object. Files of one part have none."""
+"""The digest over the digests of a large file's upload parts, which is compared with the headers of an object in an
+artifact store. A file that is uploaded in one part has none."""
 
 
 def beside(path: Path) -> Path:
@@ -33,9 +33,10 @@ def beside(path: Path) -> Path:
 
 
 def take(path: Path, *, digests: Iterable[str] = DIGESTS, now: float | None = None) -> dict[str, Any]:
-    """Take a manifest of a file, or of all files in a folder, in the shape of `core.models.Manifest`.
+    """Create a manifest of a file, or of all files in a folder, with the fields of `core.models.Manifest`.
 
-    Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes meanwhile.
+    Digests that can't be computed here are omitted. Raises Doubtful if a file can't be read or changes while it is
+    read.
     """
     wanted = tuple(digests)
     if path.is_dir():
@@ -84,7 +85,7 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
             if source.size > limits.json:
                 raise Broken(f"the manifest {place.name} has {source.size:,} bytes, more than {limits.json:,}")
             data = source.at(0, source.size)
-            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # parsing it would fill the memory
+            if data.count(b"[") + data.count(b"{") > 2 * limits.files:  # parsing it would need too much memory
                 raise Broken(f"the manifest {place.name} lists more than {limits.files:,} files")
             return expected(json.loads(data)["files"])
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, Doubtful) as why:
@@ -92,9 +93,9 @@ def read(place: Path, limits: Limits, opened: Callable[[Path, str], Source] = So
 
 
 def expected(files: Iterable[dict[str, Any]], under: str = "") -> dict[str, Expected]:
-    """Return relative path -> size and digests, for the manifest's entries in `under`.
+    """Map the relative paths of the manifest's entries below `under` to their sizes and digests.
 
-    An entry equal to `under` gets the file's own name. The leading slash of absolute paths is ignored.
+    If an entry's path equals `under`, its relative path is the file's name. Leading slashes are ignored.
     """
     base = under.strip("/")
     made: dict[str, Expected] = {}

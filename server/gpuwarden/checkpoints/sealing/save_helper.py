@@ -1,7 +1,7 @@
-"""Save checkpoints so that a kill at any moment leaves the previous one whole, and load the newest whole checkpoint.
+"""Save checkpoints so that a kill at any time leaves the previous one intact, and load the newest intact checkpoint.
 
-For training scripts. One file, standard library only (`save` and `load_latest` use torch for states), Python 3.8 or
-later: import it, or paste it into a script.
+This module is for training scripts. It is one file and needs only the standard library and Python 3.8 or later; `save`
+and `load_latest` also need torch. Import it, or paste it into a script.
 
     latest = load_latest("outputs")                 # None on a first start
     if latest:
@@ -10,12 +10,12 @@ later: import it, or paste it into a script.
     ...
     save("outputs", step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=3)
 
-    with saving("outputs", step) as folder:         # or write any files yourself
+    with saving("outputs", step) as folder:         # or write the files yourself
         model.save_pretrained(folder)
 
 How it works: all files are written into `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their digests, and
-flushed to the disk; then the folder is renamed to `checkpoint-<step>`. So a folder with that name is whole, unless it
-was damaged later, which its manifest shows. With several ranks, call it on one of them.
+flushed to the disk; then the folder is renamed to `checkpoint-<step>`. So a folder with that name is complete. If it is
+damaged later, the manifest detects this. With several ranks, save on only one of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Loaded(NamedTuple):
-    """The newest whole checkpoint. `state` is the argument of `save`; None for files written by your own code."""
+    """The newest intact checkpoint. `state` is the dict given to `save`, or None if you wrote the files yourself."""
 
     step: int
     path: Path
@@ -48,7 +48,8 @@ class Loaded(NamedTuple):
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield a folder to write into; rename it to `root/checkpoint-<step>` if the block ends without an error.
 
-    Then keep only the newest `keep` checkpoints, if given. Raises FileExistsError if that step was saved before.
+    Afterwards, if `keep` is given, delete all but the newest `keep` checkpoints. Raises FileExistsError if that step
+    was saved before.
     """
     root = Path(root)
     final = root / f"checkpoint-{step}"
@@ -78,7 +79,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         raise
     if keep:
         for _, old in sorted(_folders(root), reverse=True)[keep:]:
-            # Rename first: a kill halfway must not leave a checkpoint that lacks files.
+            # Rename the folder first: if the process is killed now, no checkpoint lacks files.
             doomed = old.with_name(f".tmp-{old.name}-{os.getpid()}")
             old.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -94,7 +95,7 @@ def save(root: str | Path, step: int, state: dict[str, Any], *, keep: int | None
 
 
 def load_latest(root: str | Path) -> Loaded | None:
-    """Return the newest checkpoint in which every file has its recorded digest; skip damaged ones."""
+    """Return the newest checkpoint in which every file matches its recorded digest; skip damaged checkpoints."""
     for step, folder in sorted(_folders(Path(root)), reverse=True):
         why = damage(folder)
         if why:
@@ -110,15 +111,15 @@ def load_latest(root: str | Path) -> Loaded | None:
 
 
 def damage(folder: Path) -> str:
-    """Return a description of the damage to a saved folder; "" if every file has its recorded digest."""
+    """Return a description of the damage to a saved folder; "" if every file matches its recorded digest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for entry in manifest["files"]:
             path = folder / entry["path"]
             if path.stat().st_size != entry["size"]:
-                return f"{entry['path']} has another size"
+                return f"{entry['path']} does not have its recorded size"
             if _digest(path) != entry["sha256"]:
-                return f"{entry['path']} has other bytes"
+                return f"{entry['path']} does not match its recorded digest"
     except (OSError, ValueError, LookupError, TypeError) as why:
         return f"{type(why).__name__}: {why}"
     return ""
@@ -144,7 +145,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to the disk; Windows does not support that for folders."""
+    """Flush a file or folder to the disk. Windows does not support this for folders."""
     try:
         fd = os.open(str(path), os.O_RDONLY)
     except OSError:

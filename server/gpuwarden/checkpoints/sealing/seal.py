@@ -1,11 +1,11 @@
-"""Detect finished checkpoints and record their digests at once, before their bytes can change.
+"""Detect finished checkpoints and record their digests immediately, before their bytes can change.
 
-A checkpoint is finished if it has not changed for `quiet_s` seconds and its structure is whole; one that is saved by an
-atomic rename is whole from the start. Standard library only: the runner ships it and runs it alongside the job (see
-`archive.py`), at the lowest priority that the machine offers.
+A checkpoint is finished if it has not changed for `quiet_s` seconds and its structure is complete. A checkpoint that is
+saved by an atomic rename is complete from the start. Standard library only, because the runner runs this module on the
+machine alongside the job (see `archive.py`), at the lowest CPU priority.
 
-With a log, the digests go there and the outputs stay unchanged: an additional file in a checkpoint would break the
-`rmtree` of a trainer that rotates its checkpoints. Without a log, a manifest is written next to each checkpoint.
+With a log, the digests are written to the log and the outputs stay unchanged, because an additional file could make the
+`rmtree` of a trainer fail when it deletes old checkpoints. Without a log, each checkpoint gets a manifest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Examine a folder of outputs, or one file, repeatedly; `look` is one examination.
+    """Examine a folder of outputs, or one file, repeatedly. Each call of `look` is one examination.
 
-    `digests` are the kinds of digests to record; with a `key`, each line of the log is signed. The last states are kept
-    in memory only: after a restart, all unsealed files are examined again.
+    `digests` are the names of the digests to record. With a `key`, each line of the log is signed. The last states are
+    kept only in memory, so after a restart all unsealed files are examined again.
     """
 
     root: Path
@@ -42,7 +42,7 @@ class Sealer:
     key: bytes = b""
     seen: dict[str, tuple[object, float]] = field(default_factory=dict)
     settled: dict[str, object] = field(default_factory=dict)
-    """Relative path -> its state when it was sealed or found unsuitable for sealing."""
+    """Maps a relative path to its state when it was sealed or could not be sealed."""
 
     def look(self) -> list[str]:
         """Seal finished checkpoints and files. Return the relative paths of the newly sealed ones."""
@@ -61,7 +61,7 @@ class Sealer:
         return sealed
 
     def _candidates(self) -> list[tuple[str, Path, object]]:
-        """Return checkpoint folders, and weight files outside of any, with their current states."""
+        """Return checkpoint folders, and weight files outside of such folders, with their current states."""
         if not self.root.is_dir():
             fit = self.root.is_file() and self.root.name.endswith(WEIGHTS) and not temporary(self.root.name)
             return [(self.root.name, self.root, _state_of(self.root))] if fit else []
@@ -89,7 +89,7 @@ class Sealer:
         return out
 
     def _seal(self, path: Path) -> bool:
-        """Record the digests of a checkpoint or a file if it is whole. Return true if they were newly recorded."""
+        """Record the digests of a checkpoint or a file if it is complete. Return true if this call recorded them."""
         if self.log:
             files = [path]
             if path.is_dir():
@@ -100,14 +100,14 @@ class Sealer:
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():
-            # A file whose only doubt is an unreadable format counts as whole.
+            # A file is sealed even if its format is unsupported, provided that this is its only doubt.
             unreadable = entry.unread or (entry.anatomy is not None and entry.anatomy.opaque)
             if entry.problems or entry.temporary or (entry.doubts and not unreadable):
                 return False
         try:
             if self.log:
                 for name in found.entries:
-                    # A dirty page of a mapping could still change the file without a new time stamp.
+                    # Flush first: a dirty page of a memory mapping could later change the file but not its time stamps.
                     with Source(found.place(name)) as source, contextlib.suppress(OSError):
                         os.fsync(source.fd)
             taken = manifest.take(path, digests=self.digests)
@@ -133,9 +133,9 @@ def _state_of(path: Path) -> object:
 
 
 def lowest_priority() -> None:
-    """Set the lowest CPU priority, lower than that of the training.
+    """Set the lowest CPU priority, so that this process does not slow down the training.
 
-    The disk priority is set from outside, with `ionice -c3`.
+    The caller sets the disk priority, with `ionice -c3`.
     """
     if hasattr(os, "nice"):
         try:
@@ -145,7 +145,7 @@ def lowest_priority() -> None:
 
 
 def hide_memory() -> None:
-    """Prevent other processes of the same user from reading this one's memory, if the kernel supports it."""
+    """Prevent other processes of the same user from reading this process's memory, if the kernel supports this."""
     with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):
         import ctypes
 

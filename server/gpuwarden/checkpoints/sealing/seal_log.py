@@ -1,12 +1,12 @@
-"""The seal log: digests taken right after a save, one JSON line per file, stored outside of the outputs.
+"""Read and write the seal log: digests computed right after a save, one JSON line per file, outside of the outputs.
 
-A line is valid only while the size and both times of the file equal those in the line: a write to the file updates the
-kernel's change time, which invalidates the line. The log is append-only. The line with the latest seal of a path
-counts, so a replayed older line has no effect. A line that a kill cut off is skipped. The runner reads the same file
-(`seals.jsonl`). Standard library only.
+A line is valid only while the file has the size and both times in the line: a write to the file updates the kernel's
+change time, which invalidates the line. Lines are only appended. Of several lines for a path, the one with the latest
+time of sealing counts, so an older line that is appended again has no effect. An incomplete line, left by a killed
+process, is skipped. The runner reads the same file (`seals.jsonl`). Standard library only.
 
-The job runs as the same user and may write lines too. With a key, which is passed on stdin and stored on no disk of the
-machine, each line has a MAC: only a process with the key can have written it.
+The job runs as the same user, so it may write lines too. If there is a key, each line has a MAC, which only a process
+with the key can compute. The key is passed on stdin and is never stored on a disk of the machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LIMIT = 64 << 20
 STAMP = ("size", "mtime_ns", "ctime_ns")
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""The job may write to the log's folder, so links are not followed and pipes do not block."""
+"""Flags for opening the log. The job may write to its folder, so links are not followed and pipes do not block."""
 
 
 def stamp(row: dict[str, Any]) -> tuple[int, ...]:
-    """Return the fields that change if a sealed file is written to: size and times."""
+    """Return the fields that change when a sealed file is written to: its size and times."""
     return tuple(int(row[k]) for k in STAMP)
 
 
@@ -44,7 +44,7 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 
 
 def mac(key: bytes, row: dict[str, Any]) -> str:
-    """Return the MAC of a line. It covers the digests and the file's size and times, but not its name."""
+    """Return the MAC of a line. It covers the digests and the size and times of the file, but not its name."""
     parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
     told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
     return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
@@ -56,9 +56,9 @@ def made_with(key: bytes, row: dict[str, Any]) -> bool:
 
 
 def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> bool:
-    """Append a manifest of files in `base`, signed if a key is given.
+    """Append the entries of a manifest of `base` to the log, signed if a key is given.
 
-    Return false, without appending, if a file was written to in the meantime; the next examination retries.
+    Return false and append nothing if a file was written to in the meantime; the next examination tries again.
     """
     rows = []
     for row in taken["files"]:
@@ -72,7 +72,7 @@ def enter(log: Path, base: Path, taken: dict[str, Any], key: bytes = b"") -> boo
 
 
 def add(log: Path, rows: list[dict[str, Any]]) -> None:
-    """Append lines and flush them to the disk. Starts on a new line, since the last one may be cut off."""
+    """Append lines and flush them to the disk. A line break is written first, since the last line may be incomplete."""
     text = "".join("\n" + json.dumps(row, sort_keys=True) for row in rows) + "\n"
     fd = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE, 0o600)
     try:
@@ -85,7 +85,7 @@ def add(log: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
-    """Return the line of the latest seal of each real path; {} without a log. A key selects its lines."""
+    """Return the latest line of each real path; {} if no log exists. With a key, only lines signed with it are read."""
     try:
         fd = os.open(str(log), os.O_RDONLY | _SAFE)
         with os.fdopen(fd, "rb") as file:
@@ -107,14 +107,14 @@ def read(log: Path, key: bytes = b"") -> dict[str, dict[str, Any]]:
 
 
 def covers(log: Path, files: Iterable[Path], key: bytes = b"") -> bool:
-    """Return true if the log has every file in its current state."""
+    """Return true if the log has a valid line for every file."""
     rows = read(log, key)
     places = [os.path.realpath(p) for p in files]
     return all(p in rows and stamp(rows[p]) == stamp_of(p) for p in places)
 
 
 def seals_below(log: Path, path: Path) -> dict[str, Expected]:
-    """Return the sealed sizes and digests of the files under a path, except those of files that changed since."""
+    """Return the sealed sizes and digests of the files under a path, except those of files that have changed since."""
     base = os.path.realpath(path if path.is_dir() else path.parent) + "/"
     return {
         place[len(base) :]: Expected(row["size"], {"sha256": row["sha256"]})

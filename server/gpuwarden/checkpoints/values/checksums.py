@@ -1,6 +1,6 @@
 """Compute digests and CRC-32, and search bytes for NaN and infinity.
 
-If installed, numpy, isal and xxhash bring it to memory speed; the standard library gives the same results.
+With numpy, isal and xxhash, the speed is limited by the memory; the standard library gives the same results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES
 
 if TYPE_CHECKING:
-    # Takes raw elements; returns (has NaN or infinity, has a nonzero bit).
+    # Is called with raw elements and returns (has NaN or infinity, has a nonzero bit).
     Test = Callable[[Any], tuple[bool, bool]]
 
 
@@ -31,7 +31,7 @@ def numpy_or_none() -> Any:
 
 
 def hashers() -> dict[str, Callable[[], Any]]:
-    """Return the hashes that can be computed here, by their names in a manifest."""
+    """Return the constructors of the hashes that can be computed here, by their names in a manifest."""
     made: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         import xxhash
@@ -42,24 +42,24 @@ def hashers() -> dict[str, Callable[[], Any]]:
 
 
 def digests() -> tuple[str, ...]:
-    """Return the names of all digests that can be computed here, the strongest first, the fastest last.
+    """Return the names of all digests that can be computed here, from the strongest to the fastest.
 
-    CRC-32 is among them: the CRCs of a file's parts can be joined, so threads can share a file, and those of the format
-    are reused.
+    They include CRC-32. The CRCs of a file's parts can be joined, so threads can share a file, and CRCs that the format
+    requires are reused.
     """
     hashes = tuple(hashers())
     return (*hashes, CRC) if crc32() is not zlib.crc32 or len(hashes) == 1 else ("sha256", CRC, *hashes[1:])
 
 
 def enough(recorded: Iterable[str], *, sure: bool) -> tuple[str, ...]:
-    """Return the recorded digest to compare: the fastest, or with `sure` the strongest."""
+    """Return the recorded digest to compare: the strongest if `sure` is set, otherwise the fastest."""
     recorded = set(recorded)
     here = [name for name in digests() if name in recorded]
     return tuple(here[:1] if sure else here[-1:])
 
 
 def crc32() -> Callable[..., int]:
-    """Return a function of (bytes, CRC so far); with isal it is ten times as fast as zlib's."""
+    """Return a function of (bytes, CRC so far) that updates a CRC. That of isal is ten times as fast as zlib's."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -69,14 +69,14 @@ def crc32() -> Callable[..., int]:
 
 
 CRC = "crc32"
-_POLYNOMIAL = 0xEDB88320  # CRC-32's, lowest power in the highest bit
+_POLYNOMIAL = 0xEDB88320  # the polynomial of CRC-32, with the lowest power in the highest bit
 _ONE, _BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
 
 def crc32_joined(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two joined pieces from the CRC of each; `length` is the second's, in bytes.
+    """Return the CRC-32 of two joined pieces, given the CRC of each. `length` is the size of the second one in bytes.
 
-    Appending n bytes multiplies the first CRC by x^(8n), modulo the CRC's polynomial over GF(2).
+    Appending n bytes multiplies the first CRC by x^(8n), modulo the polynomial of the CRC over GF(2).
     """
     factor, bit = _ONE, 0
     while length >> bit:
@@ -88,7 +88,7 @@ def crc32_joined(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _power(bit: int) -> int:
-    """Return the power 8 * 2**bit of x."""
+    """Return x to the power of 8 * 2**bit."""
     return _times(_power(bit - 1), _power(bit - 1)) if bit else _BYTE
 
 
@@ -106,9 +106,9 @@ def _times(a: int, b: int) -> int:
 
 
 def finite_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return the test for a real floating type of `file_model.DTYPES`, or for the scales of a quantised type.
+    """Return the test for a real floating-point type of `file_model.DTYPES`, or for the scales of a quantised type.
 
-    The test takes one or more whole elements or blocks.
+    The test is called with one or more complete elements or blocks.
     """
     numpy = numpy_or_none()
     if dtype not in BLOCK_SCALES:
@@ -130,9 +130,10 @@ def finite_test(dtype: str, big_endian: bool = False) -> Test:
 
 
 def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
-    """Return a test by two maxima over the raw bits, without masks or allocations, exact for every pattern.
+    """Return an exact test that computes at most two maxima of the raw bits, without masks or allocations.
 
-    As unsigned numbers, negative non-finite values are the largest; as signed numbers, positive ones are.
+    Negative non-finite values are the largest of all values read as unsigned integers. Positive ones are the largest of
+    all values read as signed integers.
     """
     kind = DTYPES[dtype]
     order, size = ">" if big_endian else "<", kind.bits // 8
@@ -152,7 +153,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
     def test(data: Any) -> tuple[bool, bool]:
         bits = read(data, unsigned)
         if not bits.flags.aligned:
-            bits = bits.copy()  # cheaper than arithmetic on unaligned elements, twice
+            bits = bits.copy()  # computing two maxima of unaligned elements is slower
         most = int(largest(bits))
         if most < top:
             return False, most > 0
@@ -162,7 +163,7 @@ def numpy_test(numpy: Any, dtype: str, big_endian: bool = False) -> Test:
 
 
 def plain_test(dtype: str, big_endian: bool = False) -> Test:
-    """Return a test with the standard library, which searches the exponents' bytes for full ones."""
+    """Return a test that needs only the standard library. It searches for exponents in which all bits are set."""
     kind = DTYPES[dtype]
     size = kind.bits // 8
     if kind.nan is not None:

@@ -1,8 +1,8 @@
-"""Read a file once for its digests, the format's CRCs, and a search for NaN and infinity.
+"""Read a file once, compute its digests and the format's CRCs, and search for NaN and infinity.
 
-Each block is read into a buffer that stays in the processor's cache, and every watch processes it there before the next
-block is read. Memory is bounded for any file size. Several threads may share a large file: it is split into segments,
-whose CRCs can be joined. Digests can't be joined, so one thread computes them from end to end while the others scan.
+Each block is read into a buffer that stays in the processor's cache, and every watch processes it before the next block
+is read. The memory does not depend on the file size. Several threads may share a large file: it is split into segments,
+whose CRCs can be joined. Other digests can't be joined, so one thread reads the complete file for them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from gpuwarden.checkpoints.file_model import BLOCK_SCALES, DTYPES, PARTS, Anatom
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums, pages
 
-CHUNK = 1 << 23  # fits the last-level cache; with smaller blocks, threads wait for each other more often
+CHUNK = 1 << 23  # fits in the last-level cache; with smaller blocks, threads would wait for each other more often
 SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
 _NEWS = 1 << 23  # bytes between two calls of `progress`
 _JOIN = 1 << 22  # bytes whose CRC costs about as much as joining two CRCs
-_LINE = 16  # bytes; no element is larger
+_LINE = 16  # bytes; the size of the largest element
 
 
 @dataclass
 class Seen:
-    """The results of the pass: `digests` in hex, `strange` tensors with NaN or infinity, `zero` tensors of zeros."""
+    """The results: `digests` in hex, the `strange` tensors with NaN or infinity, and the `zero` tensors of zeros."""
 
     digests: dict[str, str] = field(default_factory=dict)
     bad_spans: list[str] = field(default_factory=list)
@@ -44,12 +44,12 @@ def sweep(
     threads: int = 1,
     extra: Mapping[str, Any] | None = None,
 ) -> Seen:
-    """Read the file once from end to end. Raises Broken or Doubtful if it can't be read.
+    """Read the complete file once. Raises Broken or Doubtful if it can't be read.
 
-    `extra` are additional hashes, by their names among the digests.
+    `extra` are additional hashes, by the names that they get in `digests`.
 
-    `progress` is called with numbers of bytes, possibly from several threads; an exception from it ends the pass. With
-    more than one thread, digests cost a second read of a large file.
+    `progress` is called with numbers of bytes, possibly from several threads. If it raises an exception, reading stops.
+    With more than one thread, a large file is read a second time for the digests.
     """
     known = checksums.hashers()
     hashes = {name: known[name]() for name in wanted if name in known} | dict(extra or {})
@@ -84,7 +84,7 @@ def sweep(
 
 
 class _Watch(Protocol):
-    """A range [start, end) of the file whose bytes are processed in order."""
+    """An object that processes the bytes in a range [start, end) of the file in order."""
 
     start: int
     end: int
@@ -119,9 +119,10 @@ class _Checked:
 
 
 def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
-    """Return ranges whose joined CRCs give that of the whole file: the format's spans, and the gaps between them.
+    """Return ranges whose joined CRCs are the CRC of the complete file: the format's spans, and the gaps between them.
 
-    If the spans overlap, or are so small that joining costs more than it saves, return the whole file as one range.
+    If the spans overlap, or are so small that joining them costs more than it saves, the only range is the complete
+    file.
     """
     cover, at = [], 0
     for c in sorted(checks, key=lambda c: c.start):
@@ -134,7 +135,7 @@ def _cover(checks: Sequence[_Checked], size: int) -> list[_Checked]:
 
 @dataclass
 class _Floats:
-    """Floating-point elements of one type: those of a tensor, or of several tensors that share bytes."""
+    """The floating-point elements of a tensor, or of several tensors that have the same type and share bytes."""
 
     start: int
     end: int
@@ -151,7 +152,7 @@ class _Floats:
 
     @property
     def line(self) -> int:
-        """Return the offset of its elements, modulo the element size."""
+        """Return the offset of its elements, modulo the size of the largest element."""
         return self.start % _LINE
 
     def take(self, piece: memoryview) -> None:
@@ -175,7 +176,7 @@ class _Floats:
         self.hit, self.high = self.hit or hit, self.high or high
 
     def part(self, start: int, end: int) -> _Floats:
-        """Return a watch of the elements that begin in [start, end); the last one may end beyond."""
+        """Return a watch for the elements that begin in [start, end). The last one may end after `end`."""
         first, last = (
             self.start + max(0, at - self.start + self.size - 1) // self.size * self.size for at in (start, end)
         )
@@ -186,9 +187,9 @@ class _Floats:
 
 
 def _floats(anatomy: Anatomy) -> list[_Floats]:
-    """Return the byte ranges of all floating-point tensors; tensors that share bytes are scanned once."""
+    """Return the byte ranges of all floating-point tensors. Bytes that tensors share are scanned once."""
     found: list[_Floats] = []
-    latest: dict[str, _Floats] = {}  # by type: a file may claim the same bytes alternately as two types
+    latest: dict[str, _Floats] = {}  # by type, because tensors of two types may share the same bytes
     tests: dict[str, checksums.Test] = {}
     for t in sorted(anatomy.tensors, key=lambda t: (t.start, -t.extent)):
         dtype = PARTS.get(t.dtype, t.dtype)
@@ -219,9 +220,9 @@ def _read(
     hashes: dict[str, Any],
     note: Callable[[int], None],
 ) -> None:
-    """Pass the bytes [begin, end) to the watches, which are sorted by their start.
+    """Pass the bytes [begin, end) to the watches, which must be sorted by their start.
 
-    Blocks are split and placed in the buffer so that elements are whole and aligned.
+    Blocks are split and placed in the buffer so that elements are complete and aligned.
     """
     buffer = memoryview(bytearray(CHUNK + _LINE))
     updates = [h.update for h in hashes.values()]
@@ -253,7 +254,7 @@ def _read(
 def _share_out(
     source: Source, watches: Iterable[_Watch], hashes: dict[str, Any], note: Callable[[int], None], threads: int
 ) -> None:
-    """Read one file with several threads. The digests are one long task, started first; the other threads scan."""
+    """Read one file with several threads. The digests are one long task, which starts first; other threads scan."""
     count = -(-source.size // SEGMENT)
     pieces: list[list[_Watch]] = [[] for _ in range(count)]
     joined: list[tuple[_Watch, list[_Watch]]] = []

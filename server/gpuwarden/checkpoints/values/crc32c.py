@@ -1,4 +1,4 @@
-"""Compute CRC-32C (Castagnoli), which the standard library lacks. Too slow for weights; used for frames and tables."""
+"""Compute CRC-32C (Castagnoli), which the standard library lacks. It is too slow for weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ for _ in range(8):
 
 
 def crc32c(data: bytes) -> int:
-    """Return the checksum of some bytes."""
+    """Return the CRC-32C of some bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -16,6 +16,6 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(data: bytes) -> int:
-    """Return the checksum in the rotated form that record files store."""
+    """Return the checksum in the masked form that TensorFlow's record files store."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

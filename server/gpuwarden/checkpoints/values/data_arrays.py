@@ -1,4 +1,4 @@
-"""Distinguish numpy arrays of data from weights: NaN is a missing value in the former, and damage in the latter."""
+"""Distinguish numpy arrays of data from weights. In data, NaN means a missing value; in weights, it is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE
 
 
 def judge(found: Findings) -> None:
-    """Refute numpy files with NaN or infinity in a file or folder with a model; warn about the others."""
+    """Refute numpy files with NaN or infinity if they or their folders contain a model; otherwise add a warning."""
     beside = {path.rpartition("/")[0] for path, entry in found.entries.items() if _of_model(path, entry)}
     for path, entry in found.entries.items():
         strange = entry.anatomy.not_finite if entry.anatomy else []
@@ -31,6 +31,6 @@ def judge(found: Findings) -> None:
 
 
 def _of_model(path: str, entry: Entry) -> bool:
-    """Return whether a file shows that its folder contains a model."""
+    """Return whether a file indicates that its folder contains a model."""
     tensors = entry.format != "numpy" and entry.anatomy is not None and bool(entry.anatomy.tensors)
     return tensors or path.rpartition("/")[2] == "config.json"

@@ -1,4 +1,4 @@
-"""Find tensors without elements: a save under ZeRO-3 or FSDP has them if the parameters were not gathered first."""
+"""Find tensors without elements. A save with ZeRO-3 or FSDP contains them if the parameters were not gathered first."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gpuwarden.checkpoints.file_model import DTYPES, MODELS, PARAMETER, Tensor, 
 from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.core.evidence import Cause
 
-# DeepSpeed's own files have intended placeholders: its optimizer files have the values. The shards of a
+# DeepSpeed's own files contain empty placeholders, because the values are in its optimizer files. The shards of a
 # distributed checkpoint may be empty on some ranks, and an array of data may be empty.
 _MAY_BE_EMPTY = re.compile(r".*(?:_(?:model|optim)_states\.pt|\.distcp|\.npy|\.npz|\.h5|\.hdf5|\.onnx)")
 _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}
 
 
 def judge(found: Findings) -> None:
-    """Refute files without tensors, and those with an empty tensor if other tensors show that it needs elements.
+    """Refute files without tensors, and files with an empty tensor if other tensors show that it needs elements.
 
-    Other empty tensors are doubts. The tensors of a folder are compared with each other, because a model may be in
-    several files.
+    Other empty tensors are doubts. All files of a folder are checked together, because a model may be in several
+    files.
     """
     folders: dict[str, list[Entry]] = defaultdict(list)
     for path, entry in found.entries.items():
-        # A reader that gave up leaves a doubt, and then the list of tensors may be incomplete.
+        # If a reader stopped early, it recorded a doubt, and the list of tensors may be incomplete.
         unsettled = entry.problems or entry.doubts
         if entry.format == "safetensors" and entry.anatomy and not (entry.anatomy.tensors or unsettled):
-            entry.refute("has no tensor", Cause.CONTRADICTION)
+            entry.refute("has no tensors", Cause.CONTRADICTION)
         if entry.format.startswith("torch") and not _MAY_BE_EMPTY.fullmatch(path):
             _state(entry, entry.anatomy.content if entry.anatomy else None)
         if entry.anatomy and entry.anatomy.tensors and not _MAY_BE_EMPTY.fullmatch(path):
@@ -38,14 +38,14 @@ def judge(found: Findings) -> None:
 
 
 def _state(entry: Entry, root: Any) -> None:
-    """Refute a state file with tensors but an empty model; without any tensor, the file may have no model at all."""
+    """Refute a state file that has tensors but an empty model. If it has no tensor at all, record only a doubt."""
     if not isinstance(root, dict):
         return
     models = [root[key] for key in MODELS if isinstance(root.get(key), dict)]
     if models and not any(models) and entry.anatomy and entry.anatomy.tensors:
-        entry.refute("its model has no tensor", Cause.CONTRADICTION)
+        entry.refute("its model has no tensors", Cause.CONTRADICTION)
     elif (models and not any(models)) or not root:
-        entry.doubt("has no tensor in its model", Cause.UNREAD)
+        entry.doubt("has no tensors in its model", Cause.UNREAD)
 
 
 def _judge(entries: list[Entry]) -> None:
@@ -67,6 +67,6 @@ def _floating(entry: Entry) -> list[Tensor]:
 
 
 def _partner(name: str) -> str:
-    """Return the role of the partner tensor, such as the bias of a weight; "" if it has none."""
+    """Return the role of the partner of a tensor, such as the bias for a weight; "" if it has none."""
     stem, dot, last = role(name).rpartition(".")
     return f"{stem}{dot}{_PARTNERS[last]}" if last in _PARTNERS else ""

@@ -1,6 +1,6 @@
 """Find tensors that are well-formed but suspicious: all zero, constant, or copies of each other.
 
-These are warnings: biases and adapters start at zero, norms at one, and tied weights are intended copies.
+These are only warnings, because biases and adapters start at zero, norms start at one, and tied weights are copies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gpuwarden.checkpoints.file_model import DTYPES, Anatomy, Tensor, short, some
 from gpuwarden.checkpoints.safe_file import Source
 
-# File name endings of weights from known and other programs.
+# File extensions of weights, including those of unsupported formats.
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".npz", ".npy", ".distcp", ".msgpack", ".onnx",
     ".h5", ".hdf5", ".keras", ".pb", ".tflite", ".pkl", ".pickle", ".joblib", ".model", ".params", ".weights", ".zarr",
@@ -23,13 +23,13 @@ _MAGIC = (
 )  # fmt: skip
 _READ_HERE = (b"PK", b"\x80", b"GGUF", b"\x93NUMPY", b"\x89HDF")
 _BULKY = 16 << 20
-_LARGE = 1024  # elements; smaller tensors repeat each other by nature
+_LARGE = 1024  # elements; small tensors are often equal by chance
 _SAMPLE = 256
 _PIECE = 1 << 20
 
 
 def like_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true if a file of an unknown format may contain weights, by its name, its first bytes or its size."""
+    """Return true if a file's name, first bytes or size suggest that it may contain weights."""
     name = path.rsplit("/", 1)[-1].lower()
     parts = name.split(".")
     named = name.endswith(_WEIGHTS) or any(f".{p}" in _WEIGHTS for p in parts[1:]) or ".data-" in name
@@ -38,18 +38,18 @@ def like_weights(path: str, head: bytes, size: int) -> bool:
 
 
 def disguised(head: bytes, size: int) -> bool:
-    """Return true if a file begins like one of the known formats of weights."""
+    """Return true if a file begins with the signature of a known format of weights."""
     tensors = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size
     return tensors or head.startswith(_READ_HERE)
 
 
 def no_weights(path: str, head: bytes, size: int) -> bool:
-    """Return true for an image, a table or a log by name, unless its bytes or its size contradict the name."""
+    """Return true if a file is named like an image, a table or a log, unless its bytes or size contradict it."""
     return path.lower().endswith(_RESULTS) and not like_weights(path, head, size)
 
 
 def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list[str]:
-    """Return warnings about the large matrices of a file; `zero` are the tensors that are all zero."""
+    """Return warnings about the large matrices in a file. `zero` are the tensors that contain only zeros."""
     blank = {id(t) for t in zero}
     dense = [t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.dtype in DTYPES]
     large = [t for t in dense if t.numel >= _LARGE and len(t.shape) > 1]
@@ -64,7 +64,7 @@ def suspicions(source: Source, anatomy: Anatomy, zero: Iterable[Tensor]) -> list
 
 
 def _constant(source: Source, t: Tensor) -> bool:
-    """Return true if all elements are equal. Usually the first few bytes already differ."""
+    """Return true if all elements are equal. Only a sample is read if the first elements differ."""
     size = max(DTYPES[t.dtype].bits // 8, 1)
     first = source.at(t.start, size)
     if source.at(t.start, _SAMPLE // size * size) != first * (_SAMPLE // size):
@@ -75,9 +75,9 @@ def _constant(source: Source, t: Tensor) -> bool:
 
 
 def _copies(source: Source, tensors: list[Tensor]) -> list[str]:
-    """Return pairs of tensors with equal bytes at different positions.
+    """Return pairs of tensors that have equal bytes at different offsets.
 
-    Tensors that share bytes are tied, not copies.
+    Tensors at the same offset are tied weights, not copies.
     """
     known: dict[tuple[object, ...], Tensor] = {}
     found = []

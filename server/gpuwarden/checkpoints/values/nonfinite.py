@@ -1,4 +1,4 @@
-"""Count the elements of one tensor that are not finite, exactly, after the pass over the file flagged the tensor."""
+"""Count the elements of a tensor that are not finite, after `content_scan.py` has found that it may have some."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _MASK = re.compile(r"mask|alibi|causal|attn_bias|attention_bias|position_bias|lo
 
 @dataclass
 class NonFinite:
-    """The numbers of a tensor's elements that are not finite; `positive` counts the positive infinities.
-
-    `masklike` means negative infinities among constant values, or in a tensor that is named or shaped like a mask.
-    """
+    """The numbers of a tensor's elements that are not finite. `positive` is the number of positive infinities."""
 
     tensor: Tensor
     nan: int = 0
@@ -51,10 +48,13 @@ class NonFinite:
 
     @property
     def masklike(self) -> bool:
-        """Return true if the tensor looks like an attention mask or a single counter, in which infinity is intended."""
+        """Return true if the tensor looks like an attention mask or a single counter, in which infinity is intended.
+
+        A mask has negative infinities and otherwise one constant value, or is named or shaped like a mask.
+        """
         name, lone = self.tensor.name, not self.finite and self.inf == 1
         constant = self.low == self.high and not PARAMETER.fullmatch(name)
-        # A causal mask, alone or added to a bias, is infinite above the diagonal.
+        # In a causal mask, which may be added to a bias, all elements above the diagonal are infinite.
         *_, rows, columns = (0, 0, *self.tensor.shape)
         triangle = rows == columns > 1 and self.inf * 2 == self.tensor.numel // rows * (rows - 1)
         masked = constant or triangle or _MASK.search(name.lower()) is not None
@@ -66,9 +66,9 @@ class NonFinite:
 
 
 def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) -> NonFinite | None:
-    """Count a tensor's NaN and infinite elements exactly, following its strides. Return None if that is impossible.
+    """Count a tensor's NaN and infinite elements exactly, using its strides. Return None if that is impossible.
 
-    The pass over the file is not exact, because the gaps of a strided tensor may contain anything.
+    The scan of the file is not exact, because it includes the gaps of a strided tensor.
     """
     numpy = checksums.numpy_or_none()
     dtype = PARTS.get(tensor.dtype, tensor.dtype)
@@ -82,10 +82,10 @@ def count_nonfinite(source: Source, tensor: Tensor, big_endian: bool = False) ->
 
 
 def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
-    """Yield the elements as unsigned integers, a bounded number at a time, without reading the gaps.
+    """Yield the elements as unsigned integers, in arrays of limited size, without reading the gaps.
 
-    An element repeated by a stride of zero is given once, and overlapping windows as their shared bytes: a file of a
-    few bytes may claim any number of elements.
+    An element that is repeated by a stride of zero is yielded once, and so are bytes that overlapping windows share,
+    because a small file may claim any number of elements.
     """
     size = numpy.dtype(code).itemsize
     each = DTYPES[t.dtype].bits // 8
@@ -105,7 +105,7 @@ def _blocks(source: Source, t: Tensor, numpy: Any, code: str) -> Iterator[Any]:
 
 
 def _pieces(view: Any) -> Iterator[Any]:
-    """Yield a view's elements, flat, at most `_BLOCK` at a time."""
+    """Yield the elements of a view as flat arrays of at most `_BLOCK` elements."""
     if view.size <= _BLOCK:
         yield view.reshape(-1)
         return

@@ -1,6 +1,7 @@
-"""Check that a torch optimizer's state belongs to the model in its folder: parameters, moments, shapes and step.
+"""Check that a torch optimizer's state matches the model in its folder: parameters, moments, shapes and step.
 
-A resume silently accepts any state of the right length, even with the moments of other weights. Standard library only.
+A resume silently accepts any state of the right length, even if its moments belong to other weights. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from gpuwarden.checkpoints.findings import Entry, Findings
 from gpuwarden.checkpoints.pickles.torch_objects import tensor
 from gpuwarden.checkpoints.safe_file import Source
 
-# Keys of moments that have the parameter's own shape.
+# Keys of moments that have the same shape as the parameter.
 _MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "sum", "exp_inf", "max_exp_avg_sq", "prev")
 _FORMATS = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}
 _ASKED = 50
-# Endings of the names of sums of squares.
+# Suffixes of the names of sums of squares.
 _SQUARES = (".exp_avg_sq", ".max_exp_avg_sq", ".square_avg", ".exp_avg_sq_row", ".exp_avg_sq_col")
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _BELOW = re.compile(b"[\x81-\xff]")
@@ -32,7 +33,7 @@ _READ = 64 << 20
 
 @dataclass
 class OptimizerFindings:
-    """The obstacles to a resume, the warnings, and the passed checks."""
+    """The findings about an optimizer: what prevents a resume, the warnings, and the passed checks."""
 
     resume: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -40,19 +41,19 @@ class OptimizerFindings:
 
 
 def judge(root: Any, shapes: list[tuple[int, ...]], trained: list[tuple[int, ...]], file: str) -> OptimizerFindings:
-    """Judge an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are those of the tensors
-    that are certainly trained, such as an adapter's. Empty lists mean that the weights are unknown.
+    """Check an optimizer's state dict. `shapes` are those of the model's tensors; `trained` are shapes of tensors that
+    are certainly trained, such as an adapter's. Empty lists mean that the weights are unknown.
     """
     said = OptimizerFindings()
     groups, state = (root.get("param_groups"), root.get("state")) if isinstance(root, dict) else (None, None)
     if not isinstance(groups, list) or not isinstance(state, dict) or not all(isinstance(g, dict) for g in groups):
-        said.resume.append(f"{file} has no param_groups and state")
+        said.resume.append(f"{file} lacks param_groups or state")
         return said
     params = [p for g in groups for p in (g.get("params") or [])]
-    # Plain gradient descent has no state.
+    # SGD without momentum has no state.
     stateless = all(g.get("momentum") == 0 and "betas" not in g and "alpha" not in g for g in groups)
     if not state and params and not stateless:
-        said.resume.append(f"{file} has parameters but no state: it was saved before its first step")
+        said.resume.append(f"{file} has parameters but no state: it was saved before the first step")
     if len(set(map(str, params))) != len(params):
         said.resume.append(f"{file} lists a parameter twice")
     _matched(params, state, file, said)
@@ -77,11 +78,11 @@ def _matched(params: list[Any], state: dict[Any, Any], file: str, said: Optimize
     torn = [
         p
         for p, s in state.items()
-        # Adafactor keeps rows and columns of large moments instead of whole moments.
+        # For large moments, Adafactor stores rows and columns instead of the moments themselves.
         if not isinstance(s, dict) or ("exp_avg_sq_row" not in s and any(k not in s for k in usual))
     ]
     if torn:
-        said.resume.append(f"{len(torn):,} parameters lack a part of their state in {file}: {some(torn)}")
+        said.resume.append(f"{len(torn):,} parameters have an incomplete state in {file}: {some(torn)}")
 
 
 def _moments(
@@ -103,23 +104,25 @@ def _moments(
         return
     strange, left = Counter(first) - Counter(shapes), Counter(shapes) - Counter(first)
     elements = [sum(math.prod(shape) * n for shape, n in some_of.items()) for some_of in (strange, left)]
-    # transformers trains the experts of a layer as one tensor, and saves them separately.
+    # transformers trains the experts of a layer as one tensor, but saves them separately.
     stacked = all(len(shape) > 2 for shape in strange) and elements[0] <= elements[1]
     if strange and stacked:
         said.proved.append(f"the optimizer's {len(first):,} moments have as many elements as the model's tensors")
         return
     if strange:
-        said.resume.append(f"the optimizer has moments of shapes that the model lacks: {some(strange)}")
+        said.resume.append(f"the optimizer has moments whose shapes do not occur in the model: {some(strange)}")
         return
     lost = Counter(trained) - Counter(first)
     if sum(lost.values()) > max(0, params - len(state)):
-        said.resume.append(f"{sum(lost.values()):,} trained tensors have no moments in {file}, of shapes {some(lost)}")
+        said.resume.append(
+            f"{sum(lost.values()):,} trained tensors have no moments in {file}; their shapes: {some(lost)}"
+        )
         return
     said.proved.append(f"the optimizer's {len(first):,} moments have the shapes of the model's tensors")
 
 
 def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None:
-    """Return the maximum number of steps that the optimizer records for a parameter; None if it records none."""
+    """Return the highest number of steps that the optimizer records for a parameter; None if it records none."""
     counters = [t for t in tensors if t.name.startswith(f"{prefix}state.") and t.name.endswith(".step") and not t.shape]
     found = []
     for t in counters[:_ASKED]:
@@ -133,11 +136,11 @@ def steps(source: Source, tensors: list[Tensor], prefix: str = "") -> int | None
 
 
 def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
-    """Return the maximum number of steps that the optimizers of some files record; None if they record none."""
+    """Return the highest number of steps that the optimizers in some files record; None if they record none."""
     made = []
     for entry in entries:
         tensors = entry.anatomy.tensors if entry.anatomy and not entry.problems else []
-        # In a distributed checkpoint, the program chooses the optimizer's name.
+        # In a distributed checkpoint, the optimizer's name depends on the program that saved it.
         prefixes = {
             t.name[: t.name.index("state.")] for t in tensors if t.name.endswith(".step") and "state." in t.name
         }
@@ -147,9 +150,9 @@ def most_steps(entries: Iterable[Entry], found: Findings) -> int | None:
 
 
 def moved(source: Source, tensors: list[Tensor]) -> bool:
-    """Return whether any moment is not zero. If all are zero, no gradient was, so no weight has changed.
+    """Return whether any moment is not zero. If all are zero, every gradient was zero, so no weight has changed.
 
-    An optimizer whose moments have other names counts as moved.
+    Return true if no moments with known names are found.
     """
     moments = [t for t in tensors if t.name.rpartition(".")[2] in _MOMENTS and t.start >= 0 and t.extent]
     pieces = ((t, at) for t in moments for at in range(0, t.extent, _PIECE))
@@ -157,9 +160,9 @@ def moved(source: Source, tensors: list[Tensor]) -> bool:
 
 
 def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) -> list[str]:
-    """Return the names of second moments with negative values, which sums of squares never have.
+    """Return the names of second moments with negative values, which a sum of squares can't have.
 
-    In a large file, only pieces of each moment are read.
+    In a large file, only some pieces of each moment are read.
     """
     squares = [t for t in tensors if t.name.endswith(_SQUARES) and t.dtype in _WIDTHS and t.start >= 0 and t.extent]
     each = max(_PIECE, _READ // max(1, len(squares)))
@@ -169,7 +172,7 @@ def negative(source: Source, tensors: list[Tensor], big_endian: bool = False) ->
         top = 0 if big_endian else width - 1
         for at in range(0, t.extent, max(_PIECE, -(-t.extent // max(1, each // _PIECE)) // width * width)):
             data = source.at(t.start + at, min(_PIECE, t.extent - at))
-            # The sign bit and a bit of the exponent, because negative zero is not less than zero.
+            # Bytes with the sign bit and a bit of the exponent set. The sign bit alone is a negative zero.
             if _BELOW.search(data[top::width]):
                 found.append(t.name)
                 break

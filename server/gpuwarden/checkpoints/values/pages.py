@@ -1,8 +1,9 @@
-"""Find traces of lost or misdirected writes inside dense values: pages of zeros, a zeroed tail, repeated pages.
+"""Find traces of lost or misdirected writes in dense tensors: pages of zeros, zeros up to the end, repeated pages.
 
-A download cut off after its file was preallocated, a crashed file system and a broken disk cause these, and formats
-without checksums can't detect them. Intended zeros fill whole tensors, rows or blocks of rows, so they end at edges of
-the shape; damage ends at edges of pages. The findings are doubts, which a digest recorded at save time settles.
+An interrupted download into a preallocated file, a crashed file system and a broken disk leave such traces, and formats
+without checksums can't detect them. Intended zeros fill complete tensors, rows or blocks of rows, so they end at a row
+boundary of the tensor; damage ends at a page boundary. The findings are doubts. They are not reported for a file that
+matches a digest recorded at save time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.values import checksums
 
 PAGE = 4096
-_MARK = 16  # leading bytes of each page, compared first
+_MARK = 16  # bytes at the start of each page, compared first
 _HEADED = [("mark", "<u8", 2), ("rest", f"V{PAGE - _MARK}")]
-_SLICE = 256  # bytes; smaller rows have too many edges
+_SLICE = 256  # bytes; smaller rows have too many boundaries
 _RUNS = 200
 _BULK = 16 * PAGE
 _READ = 256 << 20
 _PIECE = 1 << 20
-_BLOCK_EDGE = 8  # bytes at the edge of a quantised block that may be zero by chance
+_BLOCK_EDGE = 8  # bytes at the boundary of a quantised block that may be zero by chance
 
 
 @dataclass
@@ -36,12 +37,12 @@ class PageMarks:
     start: int
     end: int
     line: int = -1
-    found: list[Any] = field(default_factory=list)  # arrays of two words per page
+    found: list[Any] = field(default_factory=list)  # arrays with two 64-bit integers per page
     at: int = -1
     carry: bytes = b""
 
     def take(self, piece: memoryview) -> None:
-        """Process a piece, which may begin or end inside the first bytes of a page."""
+        """Process a piece of the file, which may begin or end inside the first bytes of a page."""
         at = self.start if self.at < 0 else self.at
         self.at = at + len(piece)
         if self.carry:
@@ -62,7 +63,7 @@ class PageMarks:
             self.carry = last
 
     def folded(self) -> Any:
-        """Return a 64-bit mark per page: 0 if its first bytes are zero, nearly always different for different pages."""
+        """Return a 64-bit hash of each page's first bytes: 0 if they are zero. Collisions are rare."""
         pairs = self.numpy.concatenate(self.found)
         left, right = pairs[:, 0], pairs[:, 1]
         marks = (left * self.numpy.uint64(0x9E3779B97F4A7C15)) ^ right | self.numpy.uint64(1)
@@ -70,16 +71,16 @@ class PageMarks:
         return marks
 
     def part(self, start: int, end: int) -> PageMarks:
-        """Return empty marks for a part, whose edges are page edges."""
+        """Return empty marks for a part that begins and ends at page boundaries."""
         return PageMarks(self.numpy, max(start, self.start), min(end, self.end))
 
     def join(self, parts: Sequence[PageMarks]) -> None:
-        """Take the marks of the parts, in order."""
+        """Copy the marks of the parts, in order."""
         self.found = [marks for p in parts for marks in p.found]
 
 
 def watch(anatomy: Anatomy) -> list[PageMarks]:
-    """Return the marks to collect in a file; none if the format has checksums, or without numpy."""
+    """Return the marks to collect in a file; none if the format has checksums or numpy is missing."""
     numpy = checksums.numpy_or_none()
     dense = _dense(anatomy)
     if numpy is None or anatomy.spans or not dense:
@@ -88,13 +89,13 @@ def watch(anatomy: Anatomy) -> list[PageMarks]:
 
 
 def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterable[Tensor]) -> list[str]:
-    """Return a line for each tensor with a suspected lost write; `zero` are the tensors that are all zero."""
+    """Return a line for each tensor with a suspected lost write. `zero` are the tensors that contain only zeros."""
     if not marks.found:
         return []
     blank_tensors = {id(t) for t in zero}
     dense = _dense(anatomy)
     if len(dense) > 1 and all(id(t) in blank_tensors for t in dense) and sum(t.extent for t in dense) >= _BULK:
-        return [f"all of its {len(dense):,} tensors are zero: the bytes were probably never written"]
+        return [f"all of its {len(dense):,} tensors contain only zeros: the bytes were probably never written"]
     numpy = marks.numpy
     pages = marks.folded()
     look = _Look(source, dense, blank_tensors)
@@ -110,7 +111,7 @@ def suspicions(source: Source, anatomy: Anatomy, marks: PageMarks, zero: Iterabl
 
 
 def _dense(anatomy: Anatomy) -> list[Tensor]:
-    """Return the tensors of floating or quantised values that are stored without gaps, in the order of the file."""
+    """Return the floating-point and quantised tensors that are stored without gaps, in the order of the file."""
     kinds = (t for t in anatomy.tensors if t.start >= 0 and t.stride is None and t.extent)
     return sorted(
         (t for t in kinds if t.dtype in BLOCK_SCALES or (t.dtype in DTYPES and DTYPES[t.dtype].kind in "fc")),
@@ -120,7 +121,7 @@ def _dense(anatomy: Anatomy) -> list[Tensor]:
 
 @dataclass
 class _Look:
-    """Check pages that are zero or equal in detail. `budget` limits the bytes that it reads."""
+    """Check the bytes of pages that may be zero or equal. `budget` limits the number of bytes that are read."""
 
     source: Source
     tensors: list[Tensor]
@@ -133,7 +134,7 @@ class _Look:
         self.starts = [t.start for t in self.tensors]
 
     def lines(self) -> list[str]:
-        """Return the findings, except on sparse tensors: most of their runs end at edges of the shape."""
+        """Return the findings, but omit sparse tensors, in which most runs of zeros end at row boundaries."""
         return [
             f"{short(name, 80)} {odd[0]}{f' and {len(odd) - 1:,} more' if odd[1:] else ''}: probably a lost write"
             for name, odd in self.odd.items()
@@ -141,7 +142,7 @@ class _Look:
         ][:5]
 
     def zeros(self, places: Iterable[int]) -> None:
-        """Follow each run of zeros to its edges."""
+        """Find the start and the end of each run of zeros, and record damage."""
         done = 0
         for place in places:
             t = self.around(place)
@@ -161,7 +162,7 @@ class _Look:
                 self.odd.setdefault(t.name, []).append(what)
 
     def repeats(self, groups: Iterable[Any], base: int) -> None:
-        """Follow each repeated page to the edges of the repeated range."""
+        """Find the start and the end of the range around each repeated page, and record damage."""
         done = 0
         for group in groups:
             for i, j in zip(group, group[1:]):  # noqa: B905, RUF007
@@ -180,22 +181,24 @@ class _Look:
                 away = second - first
                 shaped = all(self.natural(e) and self.natural(e - away) for e in (low, high))
                 if pages and not shaped and high - low >= PAGE - 8:
-                    self.odd.setdefault(t.name, []).append(f"repeats in bytes {low:,}-{high:,} those at {low - away:,}")
+                    self.odd.setdefault(t.name, []).append(
+                        f"has bytes {low:,}-{high:,} that repeat the bytes from {low - away:,} on"
+                    )
 
     def damaged(self, low: int, high: int) -> bool:
-        """Return true if a run ends at page edges, or at a page edge and an edge of the shape."""
+        """Return true if at least one end of a run is a page boundary, and the other a page or row boundary."""
         natural = [self.natural(edge) for edge in (low, high)]
         paged = [self.paged(edge) for edge in (low, high)]
         return not all(natural) and all(p or n for p, n in zip(paged, natural))  # noqa: B905
 
     def around(self, place: int) -> Tensor | None:
-        """Return the tensor that contains the byte, or None."""
+        """Return the tensor that contains the byte at an offset, or None."""
         i = bisect.bisect_right(self.starts, place) - 1
         t = self.tensors[i] if i >= 0 else None
         return t if t is not None and place < t.start + t.extent else None
 
     def gridded(self, edge: int, *, up: bool) -> int:
-        """Round an edge to the edge of an element, whose lowest bytes may be zero by chance."""
+        """Round an edge to the boundary of an element, because the lowest bytes of an element may be zero by chance."""
         t = self.around(edge)
         if t is None or t.dtype in BLOCK_SCALES:
             return edge
@@ -209,7 +212,7 @@ class _Look:
         return min(edge % PAGE, -edge % PAGE) < near
 
     def natural(self, edge: int) -> bool:
-        """Return true if the edge is that of a tensor, or of a row, a channel or a larger part of it."""
+        """Return true if an edge is the boundary of a tensor, or of a row, a channel or a larger part of it."""
         t = self.around(edge)
         if t is None or edge == t.start:
             return True
@@ -228,7 +231,7 @@ class _Look:
         return self.source.at(at, length)
 
     def pieces(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes from `at` on, first a page and then larger pieces, skipping tensors that are all zero."""
+        """Yield the bytes from `at` on, first one page and then larger pieces. Tensors of only zeros are skipped."""
         size = PAGE
         while at < self.source.size and self.budget > 0:
             t = self.around(at)
@@ -241,21 +244,21 @@ class _Look:
             size = min(2 * size, _PIECE)
 
     def blank_after(self, place: int) -> int:
-        """Return the end of the zeros that start at `place`."""
+        """Return the offset at which the zeros from `place` on end."""
         for at, piece in self.pieces(place):
             if piece.count(0) != len(piece):
                 return at + len(piece) - len(piece.lstrip(b"\0"))
         return self.source.size
 
     def blank_before(self, place: int) -> int:
-        """Return the start of the zeros before `place`. One page suffices, since runs are found at their first page."""
+        """Return the offset at which the zeros before `place`, the first full page of a run, begin."""
         at = max(0, place - PAGE)
         piece = self.take(at, place - at)
         kept = len(piece.rstrip(b"\0"))
         return at + kept
 
     def equal(self, first: int, second: int) -> tuple[int, int]:
-        """Return the range around `second` that is equal to that around `first`."""
+        """Return the range around `second` that equals the range around `first`."""
         back = min(first, PAGE)
         left, right = self.take(first - back, back), self.take(second - back, back)
         same = next((i for i in range(back) if left[back - 1 - i] != right[back - 1 - i]), back)

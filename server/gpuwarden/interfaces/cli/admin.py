@@ -1,4 +1,4 @@
-"""Commands on the installation: doctor, hooks, mcp, demo."""
+"""Commands for the installation: doctor, hooks, mcp, demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuwarden.lifecycle.context import Context
 
 MOST_OTHERS: Final = 3
-"""Maximum number of servers with another ledger that a reply lists."""
+"""Maximum number of servers with a different ledger that are listed in a reply."""
 
 
 @cli.command()
@@ -40,8 +40,8 @@ async def doctor(as_json: bool, ledger: bool) -> int:
 def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     """Add the server and the guard to the agents' clients.
 
-    It shows the lines that it adds to each file and asks. Without a terminal, nothing is written without --yes.
-    Clients: claude, codex, gemini, cursor, vscode, zed; by default all that are installed.
+    It shows the lines that it adds to each file and asks. Without a terminal, --yes is required. Clients: claude,
+    codex, gemini, cursor, vscode, zed; default: all installed ones.
     """
     from gpuwarden.config import load_config
     from gpuwarden.core.errors import Refused
@@ -53,7 +53,7 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
     if undo:
         with open_terminal() as terminal:
             if terminal.ask("Type yes to remove the entries that gpuwarden setup wrote: ") != "yes":
-                raise Refused("not undone; nothing was changed")
+                raise Refused("the setup was not undone; nothing was changed")
         return answer(take_back(names, config, os.environ), as_json, "setup")
     person = has_terminal() and not as_json
     plan = make_plan(names, config, os.environ, person=person)
@@ -63,7 +63,7 @@ def setup(names: tuple[str, ...], yes: bool, undo: bool, as_json: bool) -> int:
             return answer(plan.reply, as_json, "setup")
         console.setup(without_secrets(plan.reply))
         with open_terminal() as terminal:
-            if terminal.ask("Type yes to write this: ") != "yes":
+            if terminal.ask("Type yes to write these changes: ") != "yes":
                 raise Refused("nothing was written")
         plan.reply.changes.clear()
     return answer(carry_out(plan, config, os.environ), as_json, "setup")
@@ -91,7 +91,7 @@ def hooks(action: str, names: tuple[str, ...], as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--client", default="", metavar="NAME", help="Name of the client that starts it, for `gpuwarden doctor`.")
+@click.option("--client", default="", metavar="NAME", help="Client that starts the server, shown by gpuwarden doctor.")
 def mcp(client: str) -> int:
     """Serve the tools to an MCP client, over stdio."""
     from gpuwarden.interfaces.mcp.stdio import serve_stdio
@@ -102,7 +102,7 @@ def mcp(client: str) -> int:
 
 
 def _opened(client: str, listed: contextlib.ExitStack) -> Context:
-    """Open the ledger for a server, list the server until `listed` closes, and add notices of other ledgers in use."""
+    """Open the ledger for a server, register it until `listed` closes, and add notices of other ledgers in use."""
     from gpuwarden.policy_record import Notice, absolute
     from gpuwarden.running_servers import elsewhere, entered
 
@@ -118,12 +118,12 @@ def _opened(client: str, listed: contextlib.ExitStack) -> Context:
 @click.option(
     "--yes",
     is_flag=True,
-    help="Answer the demo's one question with yes, and record it as such. Implied without a terminal.",
+    help="Approve the demo's teardown without a prompt; the ledger records this. Implied without a terminal.",
 )
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), default=None, help="Keep all files in this folder."
 )
-@click.option("--overnight", is_flag=True, help="Show a night in simulated hours: automatic teardown ends the machine.")
+@click.option("--overnight", is_flag=True, help="Simulate a night that ends with automatic teardown.")
 @JSON
 @runs_async
 async def demo(yes: bool, keep: Path | None, overnight: bool, as_json: bool) -> int:

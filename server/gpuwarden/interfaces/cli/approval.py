@@ -54,7 +54,9 @@ from gpuwarden.remote.sandbox.words import Kind
 PIN_TRIES = 5
 PIN_WINDOW_S = 900
 STOP_SEEN_S = 120.0
-"""Seconds that an approval waits until billing is confirmed stopped; after that, the ticket continues without it."""
+"""Seconds that an approval waits until billing is confirmed stopped; after that, the ticket proceeds without the
+confirmation.
+"""
 SHOWN = 20
 """Maximum number of files that the prompt lists, files without a copy first; the rest are counted."""
 
@@ -112,7 +114,7 @@ def has_terminal() -> bool:
 
 @dataclass(frozen=True)
 class Decided:
-    """The decisions about one job that accompany the approval of its spending: automatic teardown and relaunch budget.
+    """The user's decisions about one job, made when its spending is approved: automatic teardown and relaunch budget.
 
     `relaunch_usd` is the budget in US dollars for further machines after interruptions.
     """
@@ -147,7 +149,7 @@ async def ask(
         return await ask_spending(ctx, ticket, terminal, decided)
     if decided != NOTHING:
         given = "--auto-teardown" if decided.order else "--relaunch-budget"
-        raise BadRequest("teardown and relaunch decisions apply only to a spending (r...)", f"Leave {given} out.")
+        raise BadRequest("teardown and relaunch decisions apply only to a receipt (r...)", f"Leave {given} out.")
     view = await proceed(ctx, ticket)
     if view.record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
         return torn_down(view)
@@ -213,18 +215,18 @@ def open_spending(ctx: Context, receipt: str) -> Event[ReceiptIssued]:
     if found is None:
         raise NotFound(f"this ledger has no receipt {receipt!r}", "gpuwarden submit prints it.")
     if ctx.clock.now() > found.data.expires_at:
-        raise Conflict("the receipt has expired", "Submit again for a fresh one.")
+        raise Conflict("the receipt has expired", "Submit again for a new one.")
     return found
 
 
 def ordered_by(ctx: Context, receipt: str) -> Verb | None:
-    """Return the verb of automatic teardown that a job gets when it is accepted, if any."""
+    """Return whether automatic teardown will stop or terminate the job's machine; None if it is not ordered."""
     present = order_for(ctx, receipt)
     return present.verb if present else None
 
 
 def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
-    """Return the facts of a spending, one per line; the page shows the same."""
+    """Return the facts of a spending request, one per line; the page shows the same."""
     price = usd_per_hour(issued.price)
     limit = "no timeout" if issued.timeout_s is None else f"timeout {issued.timeout_s} s"
     what = f"{issued.fan_out or 'fan-out'} {issued.name}" if issued.cells else f"job {issued.name}"
@@ -249,16 +251,16 @@ def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
 def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
     """Return whether a receipt's spending waits for approval.
 
-    A second approval would replace the decisions of the first, so an approved one does not wait.
+    A second approval would replace the decisions of the first, so approved spending does not wait.
     """
     receipt = issued.subject.removeprefix("receipt/")
     return bool(issued.data.ask) and not receipt_used(ctx.ledger, receipt) and not spending_approved(ctx, receipt)
 
 
 def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
-    """Return the digest of a spending and of the facts shown for it.
+    """Return the digest of a spending request and of the facts shown for it.
 
-    The receipt's own digest omits automatic teardown and a price that has risen since.
+    The receipt's own digest does not include automatic teardown or a later rise in price.
     """
     return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
@@ -296,7 +298,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
         terminal.say(f"  asking again, {minutes} minutes after an alert. gpuwarden hold JOB cancels this.")
     if budget is not None:
         terminal.say("  If the platform permanently reclaims its machine, rent another at this price or below without")
-        terminal.say(f"  asking again, and resume from the proven copy: {usd(budget)} in all, besides the cost above.")
+        terminal.say(f"  asking again, and resume from the proven copy: {usd(budget)} in all, beyond the cost above.")
     if terminal.ask("Type yes to approve: ") != "yes":
         raise Refused("not approved; nothing was launched")
     _check_channel(ctx)  # the policy may have changed since the prompt
@@ -355,7 +357,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
             terminal.say(f"  {what} passed to it: {', '.join(listed)}")
     for text in asked.start.splitlines():
         terminal.say(f"  | {text}")
-    terminal.say("  It runs in the sandbox of local jobs: no network, no secrets, only its own files.")
+    terminal.say("  It runs in the sandbox for local jobs: no network, no secrets, only its own files.")
     script = whole_script(ctx, asked)
     answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, all to read it first: ")
     if answer == "all" and script is not None:
@@ -367,11 +369,11 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
     _check_channel(ctx)
     await check_pin(ctx, terminal)
     allow(ctx, asked, "terminal", user())
-    return Result(code="approved", message="Allowed, for exactly this script.", next=(do(Action.REHEARSE),))
+    return Result(code="approved", message="Allowed for this script only.", next=(do(Action.REHEARSE),))
 
 
 async def ask_consent(ctx: Context, spec: JobSpec) -> None:
-    """Ask for the consent that a rehearsal needs. Without a terminal, do nothing: the rehearsal will refuse."""
+    """Ask for the consent that a rehearsal needs. Without a terminal, do nothing; the rehearsal is then refused."""
     if "terminal" not in ctx.policy.approval.channels or not has_terminal():
         return
     try:
@@ -384,10 +386,10 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
 def held(job_id: str, effect: Objection) -> Result:
     """Return the reply to a hold."""
     if effect is Objection.NOT_ORDERED:
-        message = f"Automatic teardown does not apply to {job_id}; its machine ends only with the user's approval."
+        message = f"Automatic teardown does not apply to {job_id}; a teardown needs the user's approval."
         return Result(code=effect, message=message)
     if effect is Objection.TOO_LATE:
-        message = f"Too late: the call to end the machine of {job_id} was already approved or sent. "
+        message = f"Too late: the call to tear down the machine of {job_id} was already approved or sent. "
         message += "Automatic teardown sends no further call."
         follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)
         return Result(ok=False, code=effect, message=message, next=(follow,))
@@ -404,7 +406,7 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 
 
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
-    """Compare a PIN, and limit wrong ones so that it can't be guessed.
+    """Check a PIN, and limit wrong attempts so that it can't be guessed.
 
     The lock serializes attempts, so that parallel processes can't exceed the limit.
     """
@@ -418,7 +420,7 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
 
 
 async def choose_pin(ctx: Context) -> Result:
-    """Ask for a new PIN and write its hash into the policy file; the rest of the file stays."""
+    """Ask for a new PIN and write its hash to the policy file; the rest of the file is unchanged."""
     config = load_config()
     with open_terminal() as terminal:
         if config.policy.approval.pin_hash:
@@ -438,7 +440,7 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
     config = load_config()
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         asked.say(f"No sandbox works on this machine: {found.why}.")
-        asked.say("Any job on `local` or on a rehearsal then runs with the rights of your account: it can read your")
+        asked.say("Any job on `local` or in a rehearsal then runs with the rights of your account: it can read your")
         asked.say("keys and files, change gpuwarden's policy, and approve in your name.")
         if asked.ask("Type yes to allow it: ") != "yes":
             raise Refused("not allowed; nothing was changed")
@@ -447,12 +449,12 @@ async def allow_local(ctx: Context, terminal: Terminal | None = None) -> Result:
     ctx.ledger.add("policy/local", PolicyAllowed(what="local.unsandboxed", channel="terminal", by=user()))
     return Result(
         message=f"Jobs on this machine may run without a sandbox ({config.policy_file}).",
-        hint="To revoke it, remove the line.",
+        hint="To revoke this, remove local.unsandboxed from that file.",
     )
 
 
 def _set_in_policy(file: Path, table: str, key: str, value: str | bool) -> None:
-    """Set one value in the policy file; the rest of the file stays."""
+    """Set one value in the policy file; the rest of the file is unchanged."""
     import tomlkit
 
     document = tomlkit.parse(file.read_text("utf-8") if file.exists() else "")

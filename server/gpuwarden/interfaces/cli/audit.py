@@ -35,7 +35,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
             with file.open(encoding="utf-8") as before:
                 last, broken = check_lines(before)
             if broken is not None or (last is not None and not ctx.ledger.has(last)):
-                raise Conflict(f"{file} is not an unchanged export of this ledger", "Export to another file.")
+                raise Conflict(f"{file} is not an export of this ledger, or was changed", "Export to another file.")
             after = last.seq if last else 0
         mode = os.O_APPEND if append else os.O_EXCL
         with (
@@ -46,7 +46,7 @@ def export(file: Path, append: bool, as_json: bool) -> int:
                 out.write(f"{text}\n")
                 added += 1
             out.flush()
-            with contextlib.suppress(OSError):  # a pipe has no disk
+            with contextlib.suppress(OSError):  # a pipe can't be synced to disk
                 os.fsync(out.fileno())
     except FileExistsError as error:
         raise BadRequest(f"{file} exists", "Choose another name, or append to it with --append.") from error

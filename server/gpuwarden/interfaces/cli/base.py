@@ -39,7 +39,7 @@ class GroupedCommands(click.Group):
     """A group whose help lists the commands by module, in the order in which each module defines them."""
 
     rooms: ClassVar[dict[str, str]] = {}
-    """The heading of each module, by its name. `interfaces/cli/main.py` fills it."""
+    """The heading of each module, by module name. `interfaces/cli/main.py` fills it."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings."""
@@ -74,7 +74,7 @@ def cli(ctx: click.Context, as_json: bool) -> int | None:
 
     Without a command it shows running jobs, open approvals and billing.
 
-    New here? `gpuwarden demo` shows a training job's whole life in half a minute, at no cost.
+    New here? `gpuwarden demo` shows a training job from start to teardown in half a minute, at no cost.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -158,7 +158,7 @@ def tell_what_waits() -> None:
     from gpuwarden.interfaces.cli import console, screen
     from gpuwarden.lifecycle.monitoring.waiting import what_waits
 
-    with contextlib.suppress(WardenError, OSError):  # the command itself is already done
+    with contextlib.suppress(WardenError, OSError):  # the command itself has already finished
         config = load_config()
         if _RUN.ctx is None and not (config.home / "ledger.db").exists():
             return
@@ -167,7 +167,7 @@ def tell_what_waits() -> None:
 
 
 def warned(reply: R, ctx: Context) -> R:
-    """Add warnings to a reply: problems of the policy, and a missing watch if one is needed."""
+    """Add warnings to a reply: problems with the policy, and a missing watch if one is needed."""
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.wording import in_commands
     from gpuwarden.lifecycle.leases.auto_teardown import notices

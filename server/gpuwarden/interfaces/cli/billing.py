@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cli.command()
 @click.argument("job_id")
-@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How to end the machine.")
+@click.option("--verb", type=VERBS, default="terminate", show_default=True, help="How to tear down the machine.")
 @click.option("--withdraw", is_flag=True, help="Withdraw an open request.")
 @JSON
 @runs_async
@@ -48,7 +48,7 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--code",
     default=None,
     metavar="PAGE",
-    help="Show a one-time code that approves on the web page; PAGE is shown on that page.",
+    help="Show a one-time code for an approval on the web page, which shows this command with PAGE.",
 )
 @click.option("--set-pin", is_flag=True, help="Choose a PIN, required for every approval at a terminal.")
 @click.option("--without-proof", is_flag=True, help="Accept losing unverified files. You have to type the job's name.")
@@ -56,14 +56,14 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     "--auto-teardown",
     type=VERBS,
     default=None,
-    help="With a spending: end this job's machine without asking again, after all outputs are proven.",
+    help="For a receipt (r...): tear down this job's machine without asking again, once all outputs are proven.",
 )
 @click.option(
     "--relaunch-budget",
     type=click.FloatRange(min=0, min_open=True, max=1_000_000),
     default=None,
     metavar="USD",
-    help="With a spending: rent further machines for this job if its machine is reclaimed, up to this total.",
+    help="For a receipt (r...): rent further machines for this job if its machine is reclaimed, up to this total.",
 )
 @JSON
 @runs_async
@@ -76,7 +76,7 @@ async def approve(
     relaunch_budget: float | None,
     as_json: bool,
 ) -> int:
-    """Approve a teardown (t...) or a spending (r...). Alone it lists the open requests.
+    """Approve a teardown (t...) or a spending request (r...). Without a ticket, list the open requests.
 
     It asks the user at a terminal; no flag or variable replaces the answer.
     """
@@ -139,11 +139,11 @@ async def instances(as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--gpu", required=True, metavar="NAME", help="Such as H100 or L40S.")
+@click.option("--gpu", required=True, metavar="NAME", help="GPU model, such as H100 or L40S.")
 @click.option("--gpus", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
 @click.option("--interruptible", is_flag=True, help="Cheaper machines that the platform may reclaim.")
-@click.option("--durable-storage", is_flag=True, help="With storage that survives teardown.")
-@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform; may be given again.")
+@click.option("--durable-storage", is_flag=True, help="Only offers with storage that survives teardown.")
+@click.option("--platform", "platforms", multiple=True, metavar="NAME", help="Only this platform; can be repeated.")
 @JSON
 @runs_async
 async def offers(
@@ -163,7 +163,7 @@ async def offers(
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="One round; exit code 1 while an alert is open.")
+@click.option("--once", is_flag=True, help="Run one round; the exit code is 1 while an alert is open.")
 @click.option(
     "--every",
     "every_s",
@@ -173,10 +173,10 @@ async def offers(
     metavar="SECONDS",
     help="Interval between rounds.",
 )
-@click.option("--install", is_flag=True, help="Install it as a service of this account.")
+@click.option("--install", is_flag=True, help="Install the watch as a service of this account.")
 @click.option("--uninstall", is_flag=True, help="Remove that service.")
 @click.option("--keys", type=click.Path(path_type=Path), default=None, help="A private file of NAME=VALUE lines.")
-@click.option("--beside", type=int, hidden=True, help="The process id of the server that starts it.")
+@click.option("--beside", type=int, hidden=True, help="The process id of the server that starts the watch.")
 @JSON
 @runs_async
 async def watch(
@@ -185,8 +185,8 @@ async def watch(
     """Advance every job, and alert the user to problems.
 
     Alerts are raised for an idle GPU, a stall, a failure, a finished job that is still billed, and a reached cap. The
-    watch also copies and proves the outputs of jobs. It ends a machine only by automatic teardown. Alerts go to the
-    ledger and to the targets in the policy's [watch].
+    watch also copies and proves the outputs of jobs. It tears down a machine only by automatic teardown. Alerts go to
+    the ledger and to the targets in the policy's [watch].
     """
     import anyio
 
@@ -236,7 +236,7 @@ async def watch(
         return 0
     from gpuwarden.interfaces.cli.screen import live_overview
 
-    with live_overview(ctx, without_secrets) as redraw:  # alerts scroll above it
+    with live_overview(ctx, without_secrets) as redraw:  # alerts are printed above the overview
 
         def tell_and_redraw(done: Round) -> None:
             show(done)

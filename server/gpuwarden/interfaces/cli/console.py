@@ -82,7 +82,7 @@ def shown(text: str) -> str:
 
 
 def colored(word: str) -> str:
-    """Return a word in the color of its kind."""
+    """Return a word in its color, if it has one."""
     color = COLORS.get(word)
     return f"[{color}]{escape(word)}[/]" if color else escape(word)
 
@@ -119,7 +119,7 @@ def _hint(reply: Result | AlertReply, console: Console = out) -> None:
 
 
 def warnings(reply: Result) -> None:
-    """Print a reply's warnings, before the rest of it."""
+    """Print a reply's warnings, before the rest of the reply."""
     for text in getattr(reply, "warnings", ()):
         out.print(f"[yellow]warning[/] {shown(text)}", soft_wrap=True)
 
@@ -132,7 +132,7 @@ def message(reply: Result) -> None:
 
 
 def submitted(reply: SubmitReply) -> None:
-    """Print the reply to a submit."""
+    """Print the reply to a submission."""
     _findings(reply.findings)
     if reply.price_usd_per_hour is not None:
         source = shown(reply.price_source or "")
@@ -210,7 +210,7 @@ def fanned_out(reply: SubmitReply) -> None:
         metric = next((row.metric for row in fan.table if row.metric), "objective")
         axes = list(fan.table[0].settings)
         wide = sum(max(len(name), *(len(row.settings.get(name, "")) for row in fan.table)) + 2 for name in axes)
-        apart = bool(axes) and wide <= out.width - FIGURES  # otherwise one column that wraps
+        apart = bool(axes) and wide <= out.width - FIGURES  # if the table is too wide, use one column that wraps
         for name in axes if apart else ["settings"]:
             table.add_column(shown(name), overflow="fold")
         for head in ("proven", shown(metric), "std", "lowest", "highest"):
@@ -234,7 +234,7 @@ def fanned_out(reply: SubmitReply) -> None:
 
 
 def checked(reply: CheckReply) -> None:
-    """Print the reply to a check or a cancel."""
+    """Print the reply to a check or a cancellation."""
     whole = f"/{reply.total_steps:,}" if reply.total_steps else ""
     step = f", step {reply.step:,}{whole}" if reply.step is not None else ""
     why = f" [dim]({shown(reply.why)})[/]" if reply.why else ""
@@ -350,7 +350,7 @@ def torn_down(reply: TeardownReply) -> None:
     out.print(f"[bold]{reply.ticket}[/] {shown(reply.state)}: {reply.verb} the machine of {reply.job_id}")
     _findings(reply.findings)
     if reply.deletes:
-        out.print(f"  deletes there: {shown(', '.join(reply.deletes))}")
+        out.print(f"  deletes on the machine: {shown(', '.join(reply.deletes))}")
     if reply.copy_at:
         out.print(f"  last pulled to: {shown(reply.copy_at)}")
     out.print("  " + _meter(reply.meter))
@@ -454,7 +454,7 @@ def setup(reply: SetupReply) -> None:
 
 
 def watched(reply: WatchReply) -> None:
-    """Print the new alerts of a round."""
+    """Print the new alerts of a watch round."""
     for alert in reply.news:
         color = "red" if alert.state == "raised" else "green"
         out.print(
@@ -466,7 +466,7 @@ def watched(reply: WatchReply) -> None:
 
 
 def standing(reply: WatchReply) -> None:
-    """Print a full round: new alerts, then older open ones."""
+    """Print a full watch round: new alerts, then older open ones."""
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
     for alert in (a for a in reply.standing if (a.about, a.kind) not in fresh):
@@ -530,7 +530,7 @@ def entry(reply: EntryReply) -> None:
         "log lines": "\n".join(reply.examples),
         "see also": "\n".join(f"{other} {title}" for other, title in reply.see.items()),
         "scope": ", ".join(reply.scope),
-        "source": "\n".join(reply.source) + f"\nread in {reply.verified}; page {reply.uri}",
+        "source": "\n".join(reply.source) + f"\nverified in {reply.verified}; page {reply.uri}",
     }
     for label, text in parts.items():
         if text:
@@ -666,7 +666,7 @@ def transfer_bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 @contextlib.contextmanager
 def count_bar(quiet: bool, what: str) -> Iterator[ByteCount | None]:
-    """Show a count of bytes if standard error is a terminal, with a total once it is known. Safe for threads."""
+    """Show a count of bytes if standard error is a terminal, with a total once it is known. The bar is thread-safe."""
     if quiet or not err.is_terminal:
         yield None
         return

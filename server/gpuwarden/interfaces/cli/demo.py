@@ -1,4 +1,4 @@
-"""The demo: the full life of one training job on a rehearsal of a rented platform.
+"""The demo: one training job from submission to teardown, in a rehearsal of a rented platform.
 
 The processes, files, digests and refusals are real and come from the use cases that the tools and commands call. Only
 the costs are simulated. The demo uses a separate folder, policy and ledger.
@@ -109,7 +109,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
-    """Play one job's full life: refused, accepted, interrupted, resumed, proven, approved, gone."""
+    """Play one job from start to end: refused, accepted, interrupted, resumed, proven, approved, torn down."""
     # The demo's script is part of gpuwarden, so it may run without a sandbox; the demo reports that.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
@@ -207,9 +207,9 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
                 state = seen.job.state
                 if state is Job.PREEMPTED:
                     why = escape(seen.job.why)
-                    stage.say(f"[yellow]interrupted[/]: {why}; the disk stays, the process ended")
+                    stage.say(f"[yellow]interrupted[/]: {why}; the disk is kept, the process ended")
                 elif state is Job.RUNNING:
-                    again = f", attempt {seen.job.attempt}: the identical command" if seen.job.attempt > 1 else ""
+                    again = f", attempt {seen.job.attempt}, with the identical command" if seen.job.attempt > 1 else ""
                     stage.say(f"[green]running[/]{again}")
                 elif state is Job.SUCCEEDED:
                     stage.say("[green]succeeded[/]")
@@ -229,7 +229,7 @@ async def _watch_training(ctx: Context, stage: Stage, job: JobRecord) -> JobReco
 
 @contextlib.contextmanager
 def _bar(stage: Stage) -> Iterator[Callable[[int | None, float | None, float | None, str], None]]:
-    """Show a bar with step, loss and cost; nothing without a terminal."""
+    """Show a bar with step, loss and cost, if the output is a terminal."""
     if stage.quiet or not stage.console.is_terminal:
         yield lambda step, loss, cost, state: None
         return
@@ -268,7 +268,7 @@ async def _prove_copies(ctx: Context, stage: Stage, job: JobRecord) -> tuple[Pul
     stage.say(f"{len(pulled.received.files)} files, {size:,} bytes, manifest {pulled.manifest.digest[:19]}")
     stage.say(f"the pulled log shows that it resumed at step {', '.join(map(str, _resumed(pulled)))}")
 
-    stage.act("One byte of the local copy flips")
+    stage.act("One bit of the local copy flips")
     victim = max((f for f in pulled.received.files if f.path.endswith("model.safetensors")), key=lambda f: f.path)
     _flip(Path(victim.local))
     report = await verify_job(ctx, job.id, Level.LOAD)
@@ -311,7 +311,7 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
             await ask(ctx, view.record.id, terminal)
     else:
         why = "--yes was given" if yes else "no terminal is available to ask the user"
-        stage.say(f"[yellow]{why}[/]: the demo approves it itself")
+        stage.say(f"[yellow]{why}[/]: the demo approves the teardown itself")
         stage.say("recorded as channel rehearsal, which is valid for simulated machines only")
         by = "the flag --yes" if yes else "the demo, without a terminal"
         await approve(ctx, view.record.id, view.record.digest, channel=channel, by=by)
@@ -322,7 +322,7 @@ async def _approve(ctx: Context, stage: Stage, job: JobRecord, *, yes: bool) -> 
         await ctx.clock.sleep(LOOK_S)
         view = await proceed(ctx, view.record.id)
     if view.record.state is not Teardown.VERIFIED_STOPPED:
-        raise WardenError(f"the end of the demo's machine was not confirmed: {view.record.state}")
+        raise WardenError(f"the teardown of the demo's machine was not confirmed: {view.record.state}")
     stage.say("[green]verified stopped[/]: two polls of the platform confirm that the machine is gone")
     return view, channel
 

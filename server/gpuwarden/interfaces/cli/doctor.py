@@ -107,7 +107,7 @@ def _watch(config: Config) -> CheckedReply:
 async def examine() -> DoctorReply:
     """Check the configuration and its requirements. Raises BadRequest for a policy that can't be read."""
     config = load_config()
-    ledger = _ledger(config)  # makes the home folder at first use
+    ledger = _ledger(config)  # creates the home folder at first use
     other = [f"{n.text} {in_commands(n.next_steps)}" for n in config.notices if n.kind == "other_policy"]
     there = "" if config.policy_file.exists() else ", which does not exist"
     policy = " ".join(other) or f"{config.policy_file}{there}, {config.digest[:19]}"
@@ -142,7 +142,7 @@ async def examine() -> DoctorReply:
     )
     try:
         found = notices(open_context("doctor"))
-    except WardenError:  # the check of the ledger reports it
+    except WardenError:  # the ledger check reports this error
         found = config.notices
     return warned(reply, found, in_commands)
 
@@ -166,7 +166,7 @@ def setting_rows(config: Config) -> list[SettingReply]:
     return places + values
 
 
-NO_POLICY = "No policy file exists, so every spending needs approval. docs/policy.md shows an example."
+NO_POLICY = "No policy file exists, so all spending needs approval. docs/policy.md shows an example."
 PROGRAMS = (
     ("uv", "starts the plugins of Claude Code, Codex and Gemini, and runs scripts whose packages are not installed"),
     ("ssh", "connects to real machines"),
@@ -194,7 +194,7 @@ def _ledger(config: Config) -> CheckedReply:
     except WardenError as error:
         return CheckedReply(what="ledger", ok=False, found=f"{error.message} {in_commands(error.next_steps)}")
     usual = usual_homes()
-    other = "" if absolute(config.home) in usual else f"; not the usual one, which is in {usual[0]}"
+    other = "" if absolute(config.home) in usual else f"; the default ledger is in {usual[0]}"
     return CheckedReply(what="ledger", ok=True, found=f"{ctx.ledger.path}, {ctx.ledger.count()} events{other}")
 
 
@@ -238,8 +238,8 @@ def _sandbox(policy: Policy) -> CheckedReply:
 
 
 OPEN = {
-    Kind.LANDLOCK: "it blocks neither UDP nor Unix sockets with a path",
-    Kind.SANDBOX_EXEC: "gpuwarden's tests have never run it",
+    Kind.LANDLOCK: "it does not block UDP or Unix sockets with a path",
+    Kind.SANDBOX_EXEC: "gpuwarden's tests do not cover it",
 }
 
 

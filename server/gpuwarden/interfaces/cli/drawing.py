@@ -1,4 +1,4 @@
-"""Format times, durations and curves in a few characters, and a job's progress from them."""
+"""Format times, durations and curves in a few characters, and the progress of a job."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def sparkline(values: list[float], width: int = CURVE) -> str:
 
 
 def ending_of(found: EndingReply) -> list[str]:
-    """Return the lines on a job's automatic teardown and self-stop."""
+    """Return the lines about a job's automatic teardown and self-stop."""
     lines = []
     if found.automatic_teardown:
         origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
         if found.through == "approval":
-            origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} with its approval, by {found.by}"
+            origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} with the job's approval, by {found.by}"
         after = f"once everything is proven, {span((found.grace_minutes or 0) * 60)} after an alert"
         if found.ends_at is not None:
             after = f"at {local(found.ends_at)} {zone()}"
@@ -68,7 +68,7 @@ def ending_of(found: EndingReply) -> list[str]:
             text = f"automatic teardown to {found.automatic_teardown}: canceled {local(found.objected_at)} {zone()}"
         lines.append(text)
     if found.parks_after_minutes is not None:
-        lines.append(f"self-stop: {span(found.parks_after_minutes * 60)} after the job if gpuwarden does not connect")
+        lines.append(f"self-stop: {span(found.parks_after_minutes * 60)} after the job ends, unless gpuwarden connects")
     return lines
 
 
@@ -95,7 +95,7 @@ def billing_now(reply: StatusReply) -> str:
 
 
 def progress_of(reply: CheckReply) -> list[str]:
-    """Return the lines under a job's state: progress, time, cost, curve and proof."""
+    """Return the lines shown below a job's state: progress, time, cost, curve and proof."""
     lines = []
     if reply.started_at is not None:
         left = f", about {span(reply.remaining_s)} left" if reply.remaining_s is not None else ""
@@ -105,7 +105,7 @@ def progress_of(reply: CheckReply) -> list[str]:
                 (left or ", ") + (" (" if left else "") + f"{span(least)} to {span(most)}" + (")" if left else " left")
             )
         begun = f"{local(reply.started_at, '%Y-%m-%d %H:%M')} {zone()}"
-        cost = f", {usd(reply.projected_cost_usd)} at its end" if reply.projected_cost_usd is not None else ""
+        cost = f", {usd(reply.projected_cost_usd)} when it ends" if reply.projected_cost_usd is not None else ""
         lines.append(
             f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
         )

@@ -18,25 +18,27 @@ _COLORS = {"fits": "green", "may_fit": "yellow", "will_not_fit": "red"}
 
 @cli.command(cls=RunsScript)
 @click.argument("what", nargs=-1, required=True)
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as a100, l4 or h100x8; may be given again.")
-@click.option("--method", type=click.Choice(["full", "lora", "qlora"]), help="Instead of the script's.")
-@click.option("--batch-size", "batch", type=click.IntRange(1), help="Rows per pass on one GPU.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU, such as a100, l4 or h100x8; can be repeated.")
+@click.option(
+    "--method", type=click.Choice(["full", "lora", "qlora"]), help="Training method, instead of the script's."
+)
+@click.option("--batch-size", "batch", type=click.IntRange(1), help="Batch size on one GPU, in rows.")
 @click.option("--max-length", "length", type=click.IntRange(1), help="Maximum tokens per row.")
 @click.option("--checkpointing/--no-checkpointing", default=None, help="Whether activations are recomputed.")
 @click.option(
     "--packed/--padded", "packed", default=None, help="Whether all rows have the maximum length, as with packing."
 )
 @click.option("--rank", type=click.IntRange(1), help="Rank of the adapters.")
-@click.option("--optim", "optimizer", metavar="NAME", help="Such as adamw, adafactor, paged_adamw_8bit, galore_adamw.")
+@click.option("--optim", "optimizer", metavar="NAME", help="Optimizer, such as adamw or paged_adamw_8bit.")
 @click.option("--zero", type=click.IntRange(0, 3), help="ZeRO stage; 3 is the same as full sharding with FSDP.")
-@click.option("--steps", "max_steps", type=click.IntRange(1), help="Optimizer steps, to estimate the time.")
+@click.option("--steps", "max_steps", type=click.IntRange(1), help="Number of optimizer steps, to estimate the time.")
 @JSON
 @runs_async
 async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Estimate the memory and time of a run, without a GPU.
 
     WHAT is a script.py with its arguments, a model's id on the Hub, or a folder with a config.json. Settings before a
-    script override the script's settings; all words after the script go to the script. Exit code 1: the run fits on
+    script override the script's settings; all words after the script are passed to it. Exit code 1: the run fits on
     none of the named GPUs.
     """
     from gpuwarden.interfaces.results.estimate import estimated
@@ -58,7 +60,7 @@ async def estimate(what: tuple[str, ...], gpus: tuple[str, ...], as_json: bool, 
 
 
 def _show(reply: EstimateReply) -> None:
-    """Print the memory range, a bar for each part of it, and one line for each card."""
+    """Print the memory range, a bar for each part of it, and one line for each GPU."""
     from rich.table import Table
 
     from gpuwarden.interfaces.cli.console import out, shown

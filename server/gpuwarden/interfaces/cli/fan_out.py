@@ -24,19 +24,21 @@ FOLLOW_S: Final = 5.0
 @cli.command("fan-out", cls=RunsProgram)
 @click.argument("what", nargs=-1, required=True)
 @click.option("--on", "platform", default=None, help="Platform; see `gpuwarden profiles`.")
-@click.option("--grid", "axes", multiple=True, metavar="NAME=A,B", help="An axis; repeat it for more.")
-@click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each with seed 0 to N - 1.")
+@click.option("--grid", "axes", multiple=True, metavar="NAME=A,B", help="An axis of the grid; can be repeated.")
+@click.option("--seeds", type=click.IntRange(0, 1_000), default=0, help="Run each setting with the seeds 0 to N - 1.")
 @click.option(
-    "--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw random settings; --trials is their number."
+    "--random", "draws", multiple=True, metavar="NAME=LOW..HIGH", help="Draw random settings, --trials times."
 )
 @click.option("--tune", "tuned", multiple=True, metavar="NAME=LOW..HIGH", help="Let Optuna choose, --trials times.")
 @click.option("--trials", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of draws.")
 @click.option("--maximize", is_flag=True, help="A higher objective is better.")
-@click.option("--weigh", default="", metavar="NAME", help="The setting that a cell's cost scales with.")
-@click.option("--max-machines", type=click.IntRange(1, 256), default=None, help="Machines at the same time; default 1.")
+@click.option("--weigh", default="", metavar="NAME", help="The setting to which a cell's cost is proportional.")
+@click.option(
+    "--max-machines", type=click.IntRange(1, 256), default=None, help="Limit of simultaneous machines; default 1."
+)
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Total budget; no launch exceeds it.")
 @click.option("--tries", type=click.IntRange(1, 20), default=3, show_default=True, help="Attempts per cell.")
-@click.option("--name", default=None, help="Short name; by default the script's.")
+@click.option("--name", default=None, help="Short name; default: the script's name.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME", help="A variable to pass as a secret.")
 @click.option("--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload.")
@@ -47,15 +49,17 @@ FOLLOW_S: Final = 5.0
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected time of one cell.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="GPUs per machine; each runs a cell.")
-@click.option("--interruptible", is_flag=True, help="Cheaper; a new machine continues the open cells.")
-@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machines.")
+@click.option("--interruptible", is_flag=True, help="Use cheaper, interruptible machines.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to tear down the machines.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
 @click.option("--receipt", default=None, help="Receipt of a dry run, to launch exactly that plan.")
 @click.option("--follow", is_flag=True, help="Advance the fan-out until it is done.")
-@click.option("--end", is_flag=True, help="With an id: launch nothing more. Running cells continue.")
-@click.option("--resume", is_flag=True, help="With an id: continue, with new limits if given; see --cells.")
+@click.option("--end", is_flag=True, help="With an id: launch no more cells. Running cells continue.")
+@click.option("--resume", is_flag=True, help="With an id: resume, with new limits if given; see --cells.")
 @click.option("--cells", default="", metavar="0,3,7-9", help="With --resume: only the cells with these indices.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="With an id: an SVG image.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), default=None, help="With an id: write an SVG plot."
+)
 @JSON
 @runs_async
 async def fan_out(
@@ -71,7 +75,7 @@ async def fan_out(
     """Run a script many times and prove every run.
 
     WHAT is a script.py with its arguments, or the id of a fan-out (f...) to show and advance. Options come before a
-    script: all words after it go to the script.
+    script: all words after the script are passed to it.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
@@ -82,11 +86,11 @@ async def fan_out(
 
     dry_run, receipt = given.pop("dry_run"), given.pop("receipt")
     if (end and resume) or (cells and not resume):
-        raise BadRequest("--end and --resume exclude each other, and --cells belongs to --resume")
+        raise BadRequest("--end can't be combined with --resume, and --cells needs --resume")
     ctx = open_context()
     if is_fan_out(what[0]):
         if dry_run or (not resume and (receipt or given["max_cost_usd"] or given["max_machines"])):
-            raise BadRequest("an existing fan-out takes limits and a receipt only with --resume, and no --dry-run")
+            raise BadRequest("an existing fan-out accepts limits and a receipt only with --resume, and never --dry-run")
         limits = {"max_cost_usd": given["max_cost_usd"], "max_machines": given["max_machines"], "receipt": receipt}
         rise = await _resumed(ctx, what[0], _indices(cells), limits) if resume else None
         if end:
@@ -116,7 +120,7 @@ async def fan_out(
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:
-    """Set the given limits of a fan-out, then resume it. Return higher limits that need a receipt instead."""
+    """Set the given limits of a fan-out and resume it. If higher limits need a receipt, return them and do nothing."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out
     from gpuwarden.lifecycle.fan_out.limits import change_limits
@@ -128,7 +132,7 @@ async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str
 
 
 def _indices(text: str) -> list[int]:
-    """Return the indices of `0,3,7-9`. Raises BadRequest for anything else."""
+    """Return the indices in a list such as `0,3,7-9`. Raises BadRequest for anything else."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         low, between, high = part.partition("-")
@@ -149,7 +153,7 @@ def _plan(what: tuple[str, ...], given: dict[str, Any]) -> FanOutPlan:
     if not program.endswith(".py") or given["platform"] is None:
         raise BadRequest("a fan-out needs a script.py and a platform", "Pass the script, and --on PLATFORM.")
     if sum(map(bool, (axes, draws, tuned))) > 1 or not (axes or draws or tuned or given["seeds"]):
-        raise BadRequest("a fan-out takes exactly one of --grid, --random and --tune, or --seeds alone")
+        raise BadRequest("a fan-out needs exactly one of --grid, --random and --tune, or --seeds alone")
     ours = {name: given.pop(name) for name in ("seeds", "trials", "maximize", "weigh", "max_machines", "tries")}
     budget = given["max_cost_usd"]
     env = _pairs(given.pop("envs"))

@@ -27,11 +27,11 @@ async def status(offline: bool, as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--state", "states", multiple=True, type=STATES, help="Only jobs in this state; may be given again.")
+@click.option("--state", "states", multiple=True, type=STATES, help="Only jobs in this state; can be repeated.")
 @click.option("--platform", default="", metavar="NAME", help="Only jobs of this platform.")
 @click.option("--project", default="", metavar="TAG", help="Only jobs of this project.")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Jobs on a page.")
-@click.option("--after", default="", metavar="JOB", help="Start after this job, the last one of the previous page.")
+@click.option("--after", default="", metavar="JOB", help="Start after this job, the last one on the previous page.")
 @JSON
 @runs_async
 async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int, after: str, as_json: bool) -> int:
@@ -54,9 +54,7 @@ async def jobs(states: tuple[str, ...], platform: str, project: str, limit: int,
     show_default=True,
     help="Group the costs by this key.",
 )
-@click.option(
-    "--days", type=click.IntRange(1, 366), default=30, show_default=True, help="The period, counted back from today."
-)
+@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="The period that ends today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @JSON
 @runs_async
@@ -80,7 +78,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @click.argument("job_id")
 @click.option(
     "--until", type=click.Choice(["step", "state", "alert"]), default="state", show_default=True,
-    help="Wait for a new step, another state or a new alert. The job's end always ends the wait.",
+    help="Wait for a new step, a new state or a new alert. The job's end always ends the wait.",
 )  # fmt: skip
 @click.option(
     "--timeout", "seconds", type=click.FloatRange(1, 86_400), default=600, show_default=True, metavar="SECONDS",

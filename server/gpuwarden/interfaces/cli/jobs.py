@@ -1,4 +1,4 @@
-"""Commands on one job: submit, check, cancel, pull, verify."""
+"""Commands for one job: submit, check, cancel, pull, verify."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     default=None,
     help="See `gpuwarden profiles`; rehearsal/NAME is simulated.",
 )
-@click.option("--name", default=None, help="Short name; by default the script's.")
+@click.option("--name", default=None, help="Short name; default: the script's name.")
 @click.option("--project", default=None, help="Tag for `gpuwarden costs`.")
 @click.option("--env", "envs", multiple=True, metavar="NAME=VALUE", help="A plain variable, never a secret.")
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME", help="A variable of this shell to pass as a secret."
 )
 @click.option(
-    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload, in the working directory."
+    "--input", "inputs", multiple=True, metavar="PATH", help="A file or folder to upload from the working directory."
 )
 @click.option(
     "--output", "outputs", multiple=True, metavar="PATH", help="An output to keep, relative to the working folder."
@@ -49,30 +49,32 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
     "--artifact-store", default="", metavar="URL",
     help="Upload the outputs as they are saved: s3://bucket/path or hf://owner/repo/path.",
 )  # fmt: skip
-@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit; by default the estimate + 30 %.")
+@click.option("--timeout", "timeout_s", type=int, metavar="SECONDS", help="Hard limit; default: the estimate plus 30%.")
 @click.option("--estimate", "estimate_s", type=int, metavar="SECONDS", help="Expected run time.")
 @click.option("--max-cost", "max_cost_usd", type=float, metavar="USD", help="Stop the job at this cost.")
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option(
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
-    help="Alternative to use if there is no capacity; may be given again, in order.",
+    help="Alternative if the platform has no capacity; can be repeated, tried in order.",
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="How many.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk to rent.")
-@click.option("--interruptible", is_flag=True, help="Cheaper, may be interrupted; resumes from its last checkpoint.")
+@click.option(
+    "--interruptible", is_flag=True, help="Use cheaper capacity that may be interrupted; the job then resumes."
+)
 @click.option("--durable-storage", is_flag=True, help="Request the storage tier that survives teardown.")
-@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to end the machine.")
+@click.option("--teardown", type=VERBS, default="terminate", show_default=True, help="How to tear down the machine.")
 @click.option("--max-restarts", type=int, default=3, show_default=True, help="Relaunches after interruptions.")
 @click.option(
     "--option", "options", multiple=True, metavar="NAME=VALUE",
-    help="An option of this platform, see its profile; VALUE may be JSON.",
+    help="An option of this platform (see its profile); VALUE may be JSON.",
 )  # fmt: skip
-@click.option("--image", default=None, help="Container image, if the platform takes one.")
+@click.option("--image", default=None, help="Container image, if the platform supports images.")
 @click.option("--region", default=None, help="Data center, region or country, as the platform names it.")
 @click.option("--namespace", default=None, help="Organization on Hugging Face that the job runs in and is billed to.")
 @click.option("--dry-run", is_flag=True, help="Only check.")
-@click.option("--rehearse", is_flag=True, help="First run the script's first step on this machine.")
-@click.option("--receipt", default=None, help="Receipt of a dry run; alone it launches the checked job.")
+@click.option("--rehearse", is_flag=True, help="Before launch, rehearse the first step on this machine.")
+@click.option("--receipt", default=None, help="Receipt of a dry run; without a script, launch the checked job.")
 @JSON
 @runs_async
 async def submit(
@@ -80,8 +82,8 @@ async def submit(
 ) -> int:
     """Check a job, and launch it.
 
-    WHAT is a script.py with its arguments, or a command. Options after the script that the script declares go to the
-    script. On a rented platform the first call prints a receipt; --receipt alone then launches.
+    WHAT is a script.py with its arguments, or a command. Options after the script are passed to it if it declares them.
+    On a rented platform the first call prints a receipt; a call with only --receipt then launches the job.
     """
     from gpuwarden.core.inputs import build
     from gpuwarden.core.models import JobSpec
@@ -94,7 +96,7 @@ async def submit(
             raise click.UsageError(f"Missing {name}.", click.get_current_context())
     pairs = [text.partition("=") for text in given.pop("envs")]
     if any(not mark for _, mark, _ in pairs):
-        raise BadRequest("--env takes NAME=VALUE", "Use --secret NAME for a secret.")
+        raise BadRequest("--env needs NAME=VALUE", "Use --secret NAME for a secret.")
     given["env"] = {name: value for name, _, value in pairs}
     given["options"] = read_options(given["options"])
     for wish in ("image", "region", "namespace"):
@@ -104,7 +106,8 @@ async def submit(
     if not what and receipt:
         if dry_run or rehearse:
             raise BadRequest(
-                "--receipt alone excludes --dry-run and --rehearse; nothing was done", "Leave the other option out."
+                "--receipt without a script can't be combined with --dry-run or --rehearse; nothing was done",
+                "Leave the other option out.",
             )
         from gpuwarden.lifecycle.fan_out.launching import FanOutResult
         from gpuwarden.lifecycle.receipts import launch_receipt
@@ -131,7 +134,9 @@ async def submit(
 
 
 def read_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs, each value as JSON if it is valid JSON, else as text. A repeated name makes a list."""
+    """Parse NAME=VALUE pairs, each value as JSON if it is valid JSON, else as text. The values of a repeated name form
+    a list.
+    """
     found: dict[str, Any] = {}
     for name, mark, text in (pair.partition("=") for pair in pairs):
         if not mark:
@@ -167,12 +172,12 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
 
     if job_id.endswith(".py"):  # other tools call a dry run a check
         dry = f"Run `gpuwarden submit --dry-run {shlex.quote(job_id)}` to check the script."
-        raise BadRequest("`gpuwarden check` takes a job id, but this is a script", dry)
+        raise BadRequest("`gpuwarden check` expects a job id, but this is a script", dry)
     ctx = open_context()
     while True:
         result = await use_case(ctx, job_id, cursor=cursor, limit=log_bytes)
         ended = not follow or result.job.state in TERMINAL_JOBS
-        if ended or not as_json:  # JSON output is one object, so only the last poll
+        if ended or not as_json:  # JSON output is one object, so print only the last poll
             reply = results.checked(result, ctx.hidden(result.texts, result.job.spec.secrets))
             code = answer(warned(reply, ctx), as_json, "checked")
         if ended:
@@ -201,8 +206,8 @@ async def cancel(job_id: str, as_json: bool) -> int:
 async def pause(job_id: str, as_json: bool) -> int:
     """Let a job save and end its process, to resume it later.
 
-    Its files stay for `gpuwarden resume`. Its machine keeps running and is billed:
-    `gpuwarden teardown --verb stop` requests a stop, which the user approves.
+    Its files are kept for `gpuwarden resume`. Its machine keeps running and is billed: `gpuwarden teardown --verb stop`
+    requests a stop, which the user approves.
     """
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import pause as use_case
@@ -257,7 +262,11 @@ async def pull(job_id: str, dest: Path | None, also: tuple[str, ...], as_json: b
     default=None,
     help="Default: load for local files, content on a machine, structure on the Hub.",
 )
-@click.option("--against", metavar="PATH|hf://...", help="An earlier checkpoint, an adapter's base, a GGUF's source.")
+@click.option(
+    "--against",
+    metavar="PATH|hf://...",
+    help="Compare with an earlier checkpoint, an adapter's base or a GGUF's source.",
+)
 @click.option(
     "--where",
     type=click.Choice(["auto", "here", "instance"]),
@@ -273,7 +282,7 @@ async def verify(what: str, level: str | None, against: str | None, where: Any, 
 
     WHAT is a job id, hf://owner/name[@revision][/path], or a path. For a job, the pulled copy is verified. If no copy
     was pulled, or with `--where instance`, the machine verifies its own files: --against is then a path on the machine,
-    and the result is marked as a claim of the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
+    and the result is marked as reported by the machine. Exit code 0: proven, 1: refuted, 2: inconclusive.
 
     Each file is read up to fixed limits of headers, opcodes, tensors and unpacked bytes; beyond them the verdict is
     inconclusive.

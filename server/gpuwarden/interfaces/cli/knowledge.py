@@ -16,12 +16,14 @@ def knowledge() -> None:
 
 
 @knowledge.command(name="check")
-@click.option("--months", type=click.IntRange(0), default=6, show_default=True, help="Age from which a fact is old.")
+@click.option(
+    "--months", type=click.IntRange(0), default=6, show_default=True, help="Age in months from which a fact is old."
+)
 @JSON
 def knowledge_check(months: int, as_json: bool) -> int:
     """Find old facts, dead references and missing sources.
 
-    Facts on teardown and billing come first. Exit code 1 if any issue is found.
+    Facts about teardown and billing come first. Exit code 1 if any issue is found.
     """
     from datetime import UTC, datetime
 
@@ -38,20 +40,20 @@ def knowledge_check(months: int, as_json: bool) -> int:
 @click.option("--symptom", default="", help="The visible symptom.")
 @click.option("--cause", default="", help="The cause that was found.")
 @click.option("--fix", default="", help="The change that fixed it.")
-@click.option("--scope", multiple=True, help="Such as torch; may be given again.")
-@click.option("--source", multiple=True, help="https address; may be given again.")
-@click.option("--line", "lines", multiple=True, help="A log line of the failure; may be given again.")
-@click.option("--root-caused", is_flag=True, help="The cause is established, not guessed.")
+@click.option("--scope", multiple=True, help="Library, such as torch; can be repeated.")
+@click.option("--source", multiple=True, help="https address of a source; can be repeated.")
+@click.option("--line", "lines", multiple=True, help="A log line of the failure; can be repeated.")
+@click.option("--root-caused", is_flag=True, help="The cause is proven, not guessed.")
 @click.option("--reproduced", is_flag=True, help="The failure was reproduced.")
-@click.option("--mechanistic", is_flag=True, help="Alternatively, a mechanism explains it.")
+@click.option("--mechanistic", is_flag=True, help="Not reproduced, but a mechanism explains it.")
 @click.option("--general", is_flag=True, help="Other users would encounter it too.")
 @JSON
 @runs_async
 async def propose(job_id: str | None, succeeded: str | None, page: str | None, as_json: bool, **given: Any) -> int:
     """Draft an entry from a failed run.
 
-    The draft is checked against the criteria of the page on self-improvement, and shown; no file is changed. With --job
-    the evidence is collected; without it, pass all fields and --line.
+    The draft is checked against the criteria on the self-improvement page and printed; no file is changed. With
+    --job, the evidence is collected from the job; without it, pass all fields and --line.
     """
     from datetime import UTC, datetime
 
@@ -65,12 +67,14 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     if job_id is None:
         unsaid = [f"--{name}" for name, value in {"page": page, "title": title, **fields}.items() if not value]
         if unsaid or succeeded:
-            raise BadRequest(f"without --job, pass {', '.join(unsaid) or 'no --succeeded'}", "Or name a failed job.")
+            raise BadRequest(
+                f"without --job, pass {', '.join(unsaid) or 'no --succeeded'}", "Or pass a failed job with --job."
+            )
         return answer(knowledge_maintenance.propose(str(page), title, fields, lines, bar), as_json, "draft")
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
     if lines:
-        raise BadRequest("--line can't be combined with --job", "Leave --line out: the log has the lines.")
+        raise BadRequest("--line can't be combined with --job", "Leave --line out: the log contains the lines.")
     found = await gather(open_context(), job_id, succeeded)
     return answer(knowledge_maintenance.propose_from(found, page, title, fields, bar), as_json, "lesson")
 
@@ -90,7 +94,7 @@ def notes(context: click.Context, as_json: bool) -> int:
 
 @notes.command(name="path")
 def notes_path() -> int:
-    """Print the file's path, to edit it."""
+    """Print the path of the notes file."""
     from gpuwarden.config import load_config
 
     click.echo(load_config().notes_file)

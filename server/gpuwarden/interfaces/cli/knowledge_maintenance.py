@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.monitoring.postmortem import Lesson
 
 
 class IssueReply(BaseModel):
-    """One issue at one line of a file. `urgent` marks facts about money and destruction."""
+    """One issue on one line of a file. `urgent`: the fact is about costs or data loss."""
 
     kind: str
     urgent: bool
@@ -29,7 +29,7 @@ class IssueReply(BaseModel):
 
 
 class IssuesReply(Result):
-    """Issues, the urgent ones first. Not ok if any are found."""
+    """Issues, the urgent ones first. `ok` is false if there are any."""
 
     issues: list[IssueReply] = Field(default_factory=list)
 
@@ -72,7 +72,7 @@ def check_references(today: date, months: int) -> IssuesReply:
     return IssuesReply(
         ok=False,
         code="needs_attention",
-        message=f"{counted(len(rows), 'thing')} to check, {sum(r.urgent for r in rows)} of them urgent.",
+        message=f"{counted(len(rows), 'issue')} to check, {sum(r.urgent for r in rows)} of them urgent.",
         hint="Check the source, correct the line, and update its month.",
         issues=rows,
     )
@@ -98,7 +98,7 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
         page=made.page,
         text=fence(made.text, f"a draft with lines of {label}", limit=8_000, keep="start"),
         known=known,
-        message=f"{', '.join(known)} already explain this; is it really another failure?" if known else "",
+        message=f"{', '.join(known)} already explain this; check that this failure is different" if known else "",
         hint=f"Review it, then add it to {made.page}." if not missing else "Pass the missing fields, then retry.",
         complete=not missing,
         job=lesson.job.id,
@@ -116,6 +116,10 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
 def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:
     """Return a draft for `page`, without writing it. Raises BadRequest if the entry does not meet the criteria."""
     made = draft(shipped(), page, title, fields, lines, bar)
-    told = f"{', '.join(made.known)} already explain these lines; is it really another failure?" if made.known else ""
+    told = (
+        f"{', '.join(made.known)} already explain these lines; check that this failure is different"
+        if made.known
+        else ""
+    )
     hint = f"Review it, then add it to {made.page} by hand."
     return DraftReply(page=made.page, text=made.text, known=list(made.known), message=told, hint=hint)

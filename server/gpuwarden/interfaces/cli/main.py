@@ -1,4 +1,4 @@
-"""The command line, for users and scripts. It uses the same terms as the tools. Heavy imports happen inside the
+"""The command line, for users and scripts. It uses the same terms as the tools. Slow modules are imported inside the
 commands.
 
 With `--json` every command prints exactly one JSON object. An error prints `{"ok": false, "code", "message", "hint"}`
@@ -58,7 +58,7 @@ GroupedCommands.rooms = {
 
 
 SILENT: Final = frozenset({"mcp", "hooks"})
-"""Commands whose output programs read."""
+"""Commands whose output is read by programs."""
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def _in_our_words(error: BaseException) -> WardenError:
     if isinstance(error, WardenError):
         return error
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
-        return BadRequest("interrupted", "Run it again to continue.")
+        return BadRequest("interrupted", "Run the command again to continue.")
     if isinstance(error, click.ClickException):
         at = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "gpuwarden"
         return BadRequest(" ".join(error.format_message().split()), f"See {at} --help.")

@@ -11,7 +11,7 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, runs_async
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """Return the text of the Python file that a command starts, None if it is not on this machine."""
+    """Return the text of the Python file that a command starts, or None if the file is not on this machine."""
     from gpuwarden.static_analysis.script import decode
 
     file = next((Path(word) for word in words if word.endswith(".py") and Path(word).is_file()), None)
@@ -26,8 +26,8 @@ def nodes() -> None:
 @nodes.command()
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
 @click.option("--port", type=click.IntRange(1, 65535), default=29_500, show_default=True, help="Port for the ranks.")
-@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="A variable that the job will have.")
-@click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first with torch.")
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the job.")
+@click.option("--python", default="", metavar="PATH", help="The job's Python; default: the first one with torch.")
 @click.option("--command", "words", default="", metavar="COMMAND", help="The command that each node will run.")
 @click.option(
     "--size", "mb", type=click.IntRange(0, 4096), default=8, help="Megabytes to sum over all nodes; 0 for none."
@@ -51,7 +51,7 @@ async def check(
 
     HOST is a host from your SSH configuration, or `local`; the first host is the rendezvous. The command checks the
     fabric manager, interfaces, packet sizes, ports, clocks and versions, and the timeouts and restarts of --command. It
-    also runs an all-reduce of some megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a
+    also runs an all-reduce of a few megabytes over all nodes. Exit code 0: all checks passed; 1: a check failed; 2: a
     check was inconclusive.
     """
     import shlex

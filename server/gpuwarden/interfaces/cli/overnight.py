@@ -1,7 +1,7 @@
 """The overnight demo: a laptop is shut at 18:00; after 8:00 a job's files are proven and its machine is terminated.
 
 The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked about
-it at 9:00, and the demo compares both bills. The clock is a file that the demo sets forward. The processes, uploads,
+it at 9:00, and the demo compares both bills. The clock is a file that the demo advances. The processes, uploads,
 files, proofs, notices and bills are real and come from the use cases that the tools and the watch call. While the
 laptop is shut, the demo calls no use case: it reads the simulated machines directly, which is impossible on a real
 cloud.
@@ -54,17 +54,18 @@ EVENING, MORNING, ASKED = 18, 8, 9
 TRAINING_S: Final = 19_800
 STEPS, SAVE_EVERY = 120, 60
 PACE_S: Final = "0.08"
-"""Slow enough that both jobs still train when the clock is set forward; an idle machine would soon stop itself.
+"""Seconds per training step, slow enough that both jobs still train when the clock is advanced; an idle machine would
+stop itself.
 """
 REPO: Final = "you/night-run"
 PARK_MINUTES: Final = 15
 STRIDE_S: Final = 240.0
 """Seconds between two rounds of the watch in the morning; after a longer gap it announces the teardown again."""
 LOOK_AGAIN: Final = 200
-"""Polls after which the clock is set forward again, in case a machine began to count after the last change.
+"""Polls after which the clock is advanced again, in case a machine started its timer after the last change.
 """
 MOST_LOOKS: Final = 3000
-"""Polls before the demo gives up: minutes, to allow for a busy computer."""
+"""Polls before the demo gives up. They take minutes, to allow for a busy computer."""
 
 
 class SetForward(ShiftedClock):
@@ -106,9 +107,9 @@ class Night:
                 self.say(text)
 
     async def comes(self, true: Callable[[], bool], what: str, again_s: float = 0.0) -> None:
-        """Wait in real time until `true` returns true; set the clock forward by `again_s` seconds if that takes long.
+        """Wait in real time until `true` returns true; advance the clock by `again_s` seconds if that takes too long.
 
-        It is set forward at most once, so that the hours and the bill do not depend on the load of this computer.
+        The clock is advanced at most once, so that the hours and the bill do not depend on the load of this computer.
         """
         for look in range(1, MOST_LOOKS):
             if true():
@@ -125,7 +126,7 @@ class Night:
 
 
 def next_hour(after: datetime, hour: int) -> float:
-    """Return the next time after `after` at which a local clock shows an hour."""
+    """Return the next time after `after` at which a local clock shows the given hour."""
     day = after.date() + timedelta(days=after.hour >= hour)
     return datetime(day.year, day.month, day.day, hour).astimezone().timestamp()
 
@@ -167,7 +168,7 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
 
 
 async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
-    """Submit one job with automatic teardown and one that needs approval to end. Return both, running."""
+    """Submit one job with automatic teardown, and one whose teardown needs approval. Return both once they run."""
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
@@ -216,19 +217,20 @@ async def _launched(night: Night, name: str, **more: Any) -> JobRecord:
 
 
 async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
-    """Let the night pass until the morning. Meanwhile only the runners on the machines are active."""
+    """Advance the clock through the night until the morning. Only the runners on the machines are active."""
     night.stage.act("The laptop is shut; nothing runs on it until the morning")
     night.stage.say("[dim]this happens on the machines; only the demo observes it[/]")
     began, folder = night.clock.now(), _folder(ordered)
     for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY):
-        # Set forward before the step exists: after the last step, the machine counts the hours since its job ended.
+        # Advance the clock before the step exists: after the last step, the machine counts the hours since its job
+        # ended.
         night.clock.advance(began + TRAINING_S * step / STEPS - night.clock.now())
         saved = folder / "work" / "out" / f"checkpoint-{step}"
         await night.comes(saved.exists, f"step {step}")
         night.say(f"ordered saved checkpoint-{step}")
     for job in (ordered, second):
         await night.comes(lambda job=job: _succeeded(job), job.spec.name)  # type: ignore[misc]
-        night.first(f"{job.spec.name} succeeded", f"{job.spec.name}: its job has [green]succeeded[/]")
+        night.first(f"{job.spec.name} succeeded", f"{job.spec.name}: the job has [green]succeeded[/]")
     await night.comes(lambda: _reported(folder / "keep.json") == "done", "the upload")
     repo = night.hub.store.get("model", REPO)
     commit = repo.commit_of("main") if repo else None
@@ -269,7 +271,7 @@ def _succeeded(job: JobRecord) -> bool:
 
 
 async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
-    """Open the laptop, and run the watch until the first machine is gone and the second job's files are proven."""
+    """Open the laptop, and run the watch until the first machine is torn down and the second job's files are proven."""
     ctx, stage, watch = night.ctx, night.stage, Watcher(night.ctx)
     stage.act(f"{MORNING}:00 The laptop wakes, and the watch runs")
     for _ in range(MOST_LOOKS):
@@ -291,7 +293,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
         night.clock.advance(STRIDE_S)
         await night.clock.sleep(LOOK_S)
     else:
-        raise WardenError("the demo's machine was not ended: this machine is busy", "Run it once more.")
+        raise WardenError("the demo's machine was not torn down: this computer is busy", "Run the demo again.")
     if not stage.quiet:
         stage.say("[bold]$ gpuwarden[/]")
         stage.console.print(Padding(drawn(status_of(await overview(ctx))), (0, 0, 0, 3)))
@@ -302,11 +304,11 @@ def _source(ctx: Context, job: JobRecord) -> str:
     pulled, woken = ctx.ledger.last(job.subject, ArtifactsPulled), ctx.ledger.last(f"lease/{job.lease}", ResumeIntent)
     if pulled is not None and pulled.data.store:
         return f"from {escape(pulled.data.store)}, without starting the machine,"
-    return "from its machine, which was started for it," if woken else "from its machine"
+    return "from its machine, which was started for the copy," if woken else "from its machine"
 
 
 async def _asked(night: Night, second: JobRecord) -> None:
-    """Ask at nine for approval to end the second job's machine, and approve it."""
+    """Ask at nine for approval to tear down the second job's machine, and approve it."""
     ctx = night.ctx
     night.stage.act(f"{ASKED}:00 The user is asked about the second job, and approves")
     night.until(ASKED)
@@ -343,7 +345,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
     if not stage.quiet:
         stage.console.print(Padding(table, (0, 0, 0, 3)))
     saved = bills["asked"]["cost_usd"] - bills["ordered"]["cost_usd"]
-    # A busy computer makes the night longer by seconds, which cost cents.
+    # A busy computer makes the night a few seconds longer, which costs cents.
     stage.say(
         f"[bold]{usd(round(saved))}[/] less in simulated costs for the same proven files; {ctx.ledger.count()} events"
     )

@@ -41,13 +41,13 @@ def takes_codes(ctx: Context) -> bool:
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
     """Ask the user at a terminal about a ticket, and show a code for one page on that terminal.
 
-    `session` is the mark of the browser session; the page shows it. Raises NotFound, Conflict, or Refused.
+    `session` is the id of the browser session; the page shows it. Raises NotFound, Conflict, or Refused.
     """
     if not takes_codes(ctx):
         raise Refused("the policy does not allow codes on the page", "See approval.channels in gpuwarden doctor.")
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         if session not in TokenStore(ctx.home, ctx.clock).valid_ids():
-            raise NotFound("no open page has that mark", "Copy the command from the page of gpuwarden dashboard.")
+            raise NotFound("no open page has that id", "Copy the command from the page of gpuwarden dashboard.")
         facts, digest = await _asked_about(ctx, ticket)
         warn(ctx, asked)
         for text in facts:

@@ -26,7 +26,7 @@ from gpuwarden.running_servers import remember
 
 
 class PolicyReply(WarnedReply):
-    """The policy file in force and its values. `since`: the time when the file's present text was recorded."""
+    """The policy file in force and its values. `since`: the time when the file's current text was recorded."""
 
     file: str
     exists: bool
@@ -54,7 +54,7 @@ async def use_policy(ctx: Context, path: Path) -> Result:
     if "terminal" not in ctx.policy.approval.channels:
         raise Refused(
             "the policy in force does not allow approval by terminal, so no other file can be accepted",
-            "Edit the policy file in force; gpuwarden policy show names it.",
+            "Edit the policy file in force; gpuwarden policy show prints its path.",
         )
     with open_terminal() as terminal:
         return await ask_use(ctx, path, terminal)
@@ -73,12 +73,12 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
     for name, *values in changes:
         # The PIN's hash and webhook addresses, which are as secret as a key, are not shown.
         old, new = (in_short_unless_secret(name, value) for value in values)
-        text = f"{name}: {old} -> {new if new != old else 'another one'}"
+        text = f"{name}: {old} -> {new if new != old else 'another value'}"
         terminal.say(f"  {line(text, 400)}")
     if not changes:
         terminal.say("  nothing changes")
     if terminal.ask("Type yes to put it in force: ") != "yes":
-        raise Refused("not accepted; the policy stays as it is", "gpuwarden policy show prints the one in force.")
+        raise Refused("not accepted; the policy was not changed", "gpuwarden policy show prints the one in force.")
     await check_pin(ctx, terminal)
     accepted = PolicyAccepted(
         path=str(file),
@@ -94,5 +94,5 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
         remember(absolute(ctx.home))
     return Result(
         message=f"{file} is now the policy file of the ledger in {ctx.home}.",
-        hint="Running servers apply it immediately. Notes and profiles beside it are read when a server starts.",
+        hint="Running servers apply it immediately. Notes and profiles next to it are read when a server starts.",
     )

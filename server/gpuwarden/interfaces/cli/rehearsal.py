@@ -13,7 +13,9 @@ from gpuwarden.interfaces.cli.base import cli, open_context
 
 @cli.command("rehearse-hub")
 @click.option(
-    "--root", type=click.Path(path_type=Path, file_okay=False), help="Folder of its repos; default: a temporary folder."
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the Hub's repos; default: a temporary folder.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free port.")
 def rehearse_hub(root: Path | None, port: int) -> int:

@@ -41,16 +41,16 @@ def status(reply: StatusReply) -> None:
     console.out.print(drawn(reply, console.out.height if console.out.is_terminal else None))
     console.message(reply)
     if not (reply.running or reply.waiting or reply.ended):
-        console.out.print("[dim]next:[/] `gpuwarden demo` shows a job's full life at no cost; `gpuwarden --help`.")
+        console.out.print("[dim]next:[/] `gpuwarden demo` shows a full job at no cost; `gpuwarden --help`.")
 
 
 @contextlib.contextmanager
 def live_overview(
     ctx: Context, clean: Callable[[StatusReply], StatusReply]
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview in place. Yield a function that redraws it and takes the failed polls with their reasons.
+    """Show the overview, and yield a function that redraws it in place.
 
-    `clean` removes secrets from a reply.
+    The function's argument maps each failed poll to its reason. `clean` removes secrets from a reply.
     """
     from rich.live import Live
 
@@ -195,7 +195,7 @@ def jobs(reply: JobsReply) -> None:
         console.out.print(table)
     console.message(reply)
     if reply.after:
-        console.out.print(f"[dim]older ones:[/] gpuwarden jobs --after {reply.after}")
+        console.out.print(f"[dim]older jobs:[/] gpuwarden jobs --after {reply.after}")
 
 
 def costs(reply: CostsReply) -> None:
@@ -240,7 +240,7 @@ def pending(waiting: Sequence[Waiting]) -> list[str]:
     ordered, asked = ([w for w in waiting if (w.kind == "ordered") is wanted] for wanted in (True, False))
     for found, text in (
         (asked, f"{counted(len(asked), 'approval')} {'waits' if len(asked) == 1 else 'wait'} for you:"),
-        (ordered, f"{counted(len(ordered), 'machine')} will end by automatic teardown; to cancel:"),
+        (ordered, f"{counted(len(ordered), 'machine')} will be torn down automatically; to cancel:"),
     ):
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -1,4 +1,4 @@
-"""Split a command line that runs a program into gpuwarden's options and the program's words.
+"""Split a command line that runs a program into gpuwarden's options and the program's arguments.
 
 `gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. An option of gpuwarden that the
 script does not declare may come after the script. `--` separates the two kinds: it is put before the program, or after
@@ -26,7 +26,7 @@ class RunsProgram(click.Command):
     """A command whose argument WHAT is a program with its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse gpuwarden's options, and leave the program's words unchanged."""
+        """Parse gpuwarden's options, and leave the program's arguments unchanged."""
         what = self._what(ctx, args, interspersed=False)
         if not what or not self.takes_words(what[0]):
             return super().parse_args(ctx, args)
@@ -65,7 +65,7 @@ class RunsProgram(click.Command):
             return False
 
     def _sorted(self, program: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return gpuwarden's options among a program's words, and the rest.
+        """Split a program's words into gpuwarden's options and the other words.
 
         If the script is known not to declare an option of gpuwarden, the option belongs to gpuwarden at any position.
         Raises BadRequest if the owner of an option can't be determined.
@@ -104,7 +104,7 @@ class RunsScript(RunsProgram):
 
 
 def _flags_of(program: str, words: Sequence[str]) -> ScriptFlags:
-    """Return the flags that a program declares, read without running it; unknown for any file but a .py."""
+    """Return the flags that a program declares, read without running it; unknown for any file other than a .py file."""
     from gpuwarden.static_analysis.flag_owner import ScriptFlags, flags_of
 
     return flags_of(read_script_file(Path(program)), words) if program.endswith(".py") else ScriptFlags()

@@ -11,8 +11,16 @@ from gpuwarden.interfaces.cli.base import JSON, answer, cli, open_context, runs_
 
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 uses a free port.")
-@click.option("--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8741,
+    show_default=True,
+    help="Port to listen on; 0 selects a free one.",
+)
+@click.option(
+    "--public-url", default="", metavar="URL", help="The https address of a reverse proxy in front of the server."
+)
 @click.option("--no-watch", is_flag=True, help="Don't start a watch, because another one runs.")
 def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
     """Serve MCP, metrics and the page over HTTP.
@@ -26,7 +34,7 @@ def serve(host: str, port: int, public_url: str, no_watch: bool) -> int:
     ctx = open_context("http")
     with listen(host, port) as listener:
         settings = Settings(host, listener.getsockname()[1], public_url)
-        click.echo(f"gpuwarden serves on {settings.local_url} (MCP: {settings.local_url}/mcp).", err=True)
+        click.echo(f"gpuwarden listens on {settings.local_url} (MCP: {settings.local_url}/mcp).", err=True)
         run(Serving.over(ctx, settings), listener, watch=not no_watch)
     return 0
 
@@ -83,7 +91,7 @@ def token() -> None:
     help="Permissions of the token; submit can also spend within your caps. No token can approve.",
 )
 @click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30, show_default=True)
-@click.option("--person", default="", metavar="NAME", help="User on whose behalf it acts; by default you.")
+@click.option("--person", default="", metavar="NAME", help="User on whose behalf the token acts; by default you.")
 @JSON
 @runs_async
 async def create(name: str, scopes: tuple[str, ...], days: float, person: str, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""Commands on the shipped training scripts: list, show and write them, and convert rows for them."""
+"""Commands for the shipped training scripts: list, show and write them, and convert rows for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuwarden.interfaces.results.templates import ConvertedReply, FilledReply
 
 PRACTICE = "rehearsal/runpod"
-"""The platform in the printed command if none is given: a free one."""
+"""The platform in the printed command if no platform is given. It costs nothing."""
 GUESS_S = 4 * 3600
 
 
@@ -69,7 +69,7 @@ def show(name: str, as_json: bool) -> int:
 @click.argument("name")
 @click.option("--model", default="", help="Hub id or folder.")
 @click.option("--dataset", default="", help="Hub id, file or folder.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, see `template show NAME`.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting (see `template show NAME`).")
 @click.option("--platform", default="", help="Platform to run on; see `gpuwarden profiles`.")
 @click.option("--push", default="", metavar="OWNER/NAME", help="Hub repo for the results.")
 @click.option("--gpu", default=None, help="GPU name.")
@@ -151,7 +151,7 @@ def print_filled(reply: FilledReply) -> None:
         for value in values if isinstance(values, list) else [values]:
             words += [option(name), str(value)]
     words += ["--durable-storage"] if given.get("durable_storage") else []
-    # Options of the job come first; all words after the script go to the script.
+    # Options of the job come first; all words after the script are passed to it.
     words += ["--", str(given["script"]), *given.get("args", [])]
     out.print(f"\n{shown(shlex.join(words))}", soft_wrap=True)
     if reply.message:
@@ -177,7 +177,7 @@ async def convert(
 
     SOURCE is a jsonl, json, csv, tsv or parquet file, COCO annotations, a folder of images, or the id of a Hub dataset.
     Recognized forms are ShareGPT, Alpaca, questions with answers, transcripts and preference pairs. Three rows are
-    shown before and after. FILE is the new jsonl file; without FILE, nothing is written.
+    shown before and after the conversion. FILE is the new jsonl file; without FILE, nothing is written.
     """
     from gpuwarden.hub.client import HubClient, HubConfig
     from gpuwarden.interfaces.results.templates import converted_reply

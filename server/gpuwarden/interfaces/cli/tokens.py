@@ -1,4 +1,6 @@
-"""Create, list and revoke tokens of the HTTP server. Creating one needs the user at a terminal, so no agent can."""
+"""Create, list and revoke tokens of the HTTP server. Creating a token requires the user at a terminal, so no agent can
+do it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from gpuwarden.people import user_here
 
 
 class TokenReply(BaseModel):
-    """One token, without its secret. Times in ISO 8601, UTC."""
+    """One token, without its secret. Times are in ISO 8601, UTC."""
 
     id: str
     name: str

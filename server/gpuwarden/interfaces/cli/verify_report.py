@@ -1,4 +1,4 @@
-"""Print a verification report as a table. Problems come first; proven rows may be cut off."""
+"""Print a verification report as a table. Problems come first; proven rows may be left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def show(report: Report) -> None:
-    """Print the verdict, the problems, the checkpoints and files, and the unchecked aspects."""
+    """Print the verdict, the problems, the checkpoints and files, and what was not checked."""
     newest = (
         f", newest complete checkpoint {safe(report.newest)} (step {report.step:,})" if report.step is not None else ""
     )

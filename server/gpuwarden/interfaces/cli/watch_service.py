@@ -25,7 +25,7 @@ from gpuwarden.private import private_folder, write_private
 NAME: Final = "gpuwarden-watch"
 LABEL: Final = "dev.gpuwarden.watch"
 KEYS: Final = "watch.env"
-"""The file of keys, beside the policy: one NAME=VALUE per line."""
+"""The file of keys, next to the policy: one NAME=VALUE per line."""
 KEPT: Final = ("GPUWARDEN_HOME", "GPUWARDEN_POLICY")
 """Variables with the paths of the ledger and the policy; a service must use the same ones."""
 WAIT_S: Final = 30.0
@@ -40,9 +40,9 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
     """Return the text of a systemd user unit."""
     settings = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in env.items())
     if set(argv[0]) & set("\"'\\"):
-        raise BadRequest(f"systemd allows no quote in a program's path: {argv[0]}", "Install gpuwarden elsewhere.")
+        raise BadRequest(f"systemd allows no quotes in a program's path: {argv[0]}", "Install gpuwarden elsewhere.")
     program, *rest = map(_quoted, argv)
-    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # the program itself is not expanded
+    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # systemd expands only arguments
     return (
         "[Unit]\n"
         "Description=gpuwarden watch: advances GPU jobs and sends alerts\n"
@@ -99,7 +99,7 @@ def service_file() -> Path:
 
 
 def install(keys: Path) -> Result:
-    """Write the service and start it. If the service manager is not reachable, it starts at the next login."""
+    """Write the service and start it. If the service manager is not reachable, the service starts at the next login."""
     file, env = service_file(), {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     file.parent.mkdir(parents=True, exist_ok=True)
     if sys.platform == "darwin":
@@ -138,7 +138,7 @@ def uninstall() -> Result:
 
 
 def _ask(*argv: str) -> str:
-    """Run a command of the service manager. Return the reason of a failure, empty on success."""
+    """Run a command of the service manager. Return the reason for a failure, or an empty text on success."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, check=False
@@ -150,18 +150,18 @@ def _ask(*argv: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """State of the watch: whether a watch leads the ledger, and whether the service is installed."""
+    """State of the watch: whether a watch runs for the ledger, and whether the service is installed."""
 
     leads: bool
     installed: bool
 
     def __str__(self) -> str:
         now = "a watch runs" if self.leads else "no watch runs"
-        return f"{now}; it is {'' if self.installed else 'not '}installed as a service"
+        return f"{now}; the watch is {'' if self.installed else 'not '}installed as a service"
 
 
 def runs(home: Path) -> Runs:
-    """Return whether a watch leads the ledger in `home`, and whether the service is installed."""
+    """Return whether a watch runs for the ledger in `home`, and whether the service is installed."""
     lock = FileLock(private_folder(home / "locks") / "watch.lock", mode=0o600)
     try:
         with lock.acquire(blocking=False):
@@ -176,13 +176,13 @@ def runs(home: Path) -> Runs:
 
 
 def read_keys(file: Path) -> dict[str, str]:
-    """Return the variables in a file of keys. Raises BadRequest if others can read it or a line is invalid."""
+    """Return the variables in a file of keys. Raises BadRequest if other users can read it or a line is invalid."""
     try:
         mode, text = file.stat().st_mode, file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"the file of keys {file} can't be read", "Check its path and permissions.") from error
     if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
-        raise BadRequest(f"others can read the file of keys {file}", f"Run chmod 600 {file}.")
+        raise BadRequest(f"other users can read the file of keys {file}", f"Run chmod 600 {file}.")
     found = {}
     for number, row in enumerate(text.splitlines(), 1):
         if not row.strip() or row.lstrip().startswith("#"):

@@ -44,7 +44,7 @@ OPTIONS: Final = {
     "outputs": "--output",
     "secrets": "--secret",
 }
-"""Arguments whose option has another name; all other options have the name of the argument."""
+"""Arguments whose option has a different name; all other options are named after the argument."""
 _OF_A_FAN_OUT: Final = {Action.CHECK: "fan-out", Action.RESUME: "fan-out --resume", Action.CANCEL: "fan-out --end"}
 """The commands of actions whose `job_id` is the id of a fan-out."""
 _PLACES: Final = {"job_id": "JOB", "ticket": "TICKET", "file": "FILE", "query": "QUERY", "path": "PATH", "name": "NAME"}
@@ -71,7 +71,7 @@ def in_commands(steps: Sequence[NextStep]) -> str:
 
 
 def option(name: str) -> str:
-    """Return the option of `gpuwarden submit` for an argument of the spec, or for one of its platform's options."""
+    """Return the option of `gpuwarden submit` for a field of the job spec, or for one of the platform's options."""
     family, dot, own = name.partition(".")
     if dot:
         return f"{OPTIONS[family]} {own}="
@@ -116,7 +116,7 @@ def command(step: NextStep) -> str:
 
 
 def _options(given: Mapping[str, Scalar]) -> list[str]:
-    """Return each parameter as an option; a list gives one option per item, and true gives a flag."""
+    """Return each parameter as an option; a list becomes one option per item, and true becomes a flag."""
     return [
         option(name) if item is True else f"{option(name)} {_word(item)}"
         for name, value in given.items()
@@ -140,5 +140,5 @@ def _argument(step: NextStep) -> str:
 
 
 def _word(value: Scalar) -> str:
-    """Quote one value, with a replacement character for each line end or escape in it."""
+    """Quote one value. A replacement character stands for each line break or escape character in it."""
     return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

@@ -48,7 +48,7 @@ NO_UV: Final = (
     "the guard of this plugin did not start, so nothing passes: install uv, then start the client again, online once"
 )
 TIMEOUT_S: Final = 60
-"""The guard exits long before this; if a hook times out, the client allows the call."""
+"""Timeout of the hook. The guard exits long before it; if a hook times out, the client allows the call."""
 BACKUP: Final = ".before-gpuwarden"
 GUARD: Final = "guard.json"
 
@@ -57,7 +57,7 @@ def or_deny(why: str) -> str:
     """Return the end of a hook's command, which blocks the call if the guard itself fails.
 
     Every client allows the call on an exit code other than 2, such as 1 from a crash, 137 from a killed process, or 127
-    from a shell.
+    if a command is not found.
     """
     return f" || {{ [ $? -eq 2 ] || echo {shlex.quote(why)} >&2; exit 2; }}"
 
@@ -122,7 +122,7 @@ CLIENTS: Final = (
 
 class HooksReply(Result):
     """State by client: `installed`, `untrusted` (present, but not run until the user trusts it), `absent`, `stale` (a
-    guard of another installation), `the plugin brings it` or `not found here`.
+    guard of another installation), `the plugin installs it` or `not found here`.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)
@@ -300,7 +300,7 @@ def _texts(entry: Any) -> list[str]:
 
 
 def _without(entries: list[Any]) -> list[Any]:
-    """Return the entries without this guard's hook. Other hooks in its group stay."""
+    """Return the entries without this guard's hook. Other hooks in its group are kept."""
     kept: list[Any] = []
     for entry in entries:
         if not _is_ours(entry):
@@ -334,7 +334,7 @@ def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
 
 
 def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:
-    """Remove the guard's entries. If the file has no other change since, restore the original file byte for byte."""
+    """Remove the guard's entries. If the file has no other changes, restore the original file byte for byte."""
     if not _installed(client, table):
         return
     events = table["hooks"]
@@ -394,7 +394,7 @@ def by_plugin(name: str, env: Mapping[str, str]) -> str:
         return ""
     if name == "codex" and not plugin_trusted(client.file, folder, NAME):
         return "untrusted"
-    return "the plugin brings it"
+    return "the plugin installs it"
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -64,7 +64,7 @@ class Authenticate:
             await self.app(scope, receive, send)
 
     def _who(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request; None if the request has several secrets, which would be ambiguous."""
+        """Return the principal of a request; None if the request has several credentials, because that is ambiguous."""
         bearers = headers.getlist("authorization")
         keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
         if len(bearers) + len(keys) > 1:

@@ -65,7 +65,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         answering = Answering(scope, send, self.settings.send_s)
-        # h11 strips optional white space around values; httptools leaves it at their end.
+        # h11 strips optional white space around values; httptools keeps trailing white space.
         scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         problem = self._problem(Headers(scope=scope))
         if problem is not None:

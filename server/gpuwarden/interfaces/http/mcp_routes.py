@@ -16,13 +16,13 @@ CLIENTS: Final[tuple[Kind, ...]] = ("token",)
 
 
 class _Endpoint:
-    """ASGI application at the path. A class, because Starlette would treat a function as one of its own endpoints."""
+    """ASGI application at the path: a class, because Starlette would treat a function as one of its own endpoints."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request of a token; browser sessions and jobs are not MCP clients."""
+        """Respond to one request of a token's client; browser sessions and jobs are not MCP clients."""
         principal: Principal = scope["gpuwarden.principal"]
         await self.serving.mcp.handle(
             scope,

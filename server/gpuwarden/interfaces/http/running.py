@@ -28,7 +28,7 @@ from gpuwarden.interfaces.http.serving import Serving
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES: Final = 64 << 10
 MAX_CONNECTIONS: Final = 900
-"""Below the usual limit of 1,024 open files."""
+"""Maximum number of connections, below the usual limit of 1,024 open files."""
 STOP_S: Final = 5
 """Seconds that open requests have to finish when the server stops."""
 WATCH: Final = (sys.executable, "-m", "gpuwarden", "watch", "--beside", str(os.getpid()))
@@ -91,7 +91,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise BadRequest(f"{host} is not an address of this machine", "Omit --host.") from error
     except OSError as error:
         raise Conflict(
-            f"port {port} of {host} can't be used: {error.strerror or error}", "Choose another port with --port."
+            f"port {port} on {host} can't be used: {error.strerror or error}", "Choose another port with --port."
         ) from error
 
 
@@ -108,7 +108,7 @@ def listen_on_ipv6(listener: socket.socket) -> socket.socket | None:
         return socket.create_server(("::1", port), family=socket.AF_INET6, backlog=512)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Conflict(f"another program uses port {port} of ::1", "Choose another port with --port.") from error
+            raise Conflict(f"another program uses port {port} on ::1", "Choose another port with --port.") from error
         return None
 
 
@@ -186,7 +186,7 @@ def run(serving: Serving, listener: socket.socket, *, watch: bool = True) -> Non
     sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)
-    # uvicorn raises the signal that ended it again; this must not skip the cleanup of `recorded`.
+    # uvicorn re-raises the signal that stopped it; this must not skip the cleanup of `recorded`.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = serving.settings
     with recorded(serving.ctx.home, settings.local_url, settings.public_url), contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Shared parts of a server's routes: the use cases, the authorities, and the server's address."""
+"""Objects that all routes share: the use cases, the authorities that authenticate requests, and the settings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Settings:
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """Return the origins whose pages may send requests, each with its port: another port is another program."""
+        """Return the origins whose pages may send requests, each with its port: other ports belong to other
+        programs.
+        """
         own = {f"http://{name}:{self.port}" for name in LOOPBACK}
         return frozenset(own | ({f"https://{urlsplit(self.public_url).netloc.lower()}"} if self.public_url else set()))
 
@@ -107,7 +109,7 @@ class Serving:
 
     @classmethod
     def over(cls, ctx: Context, settings: Settings | None = None) -> Serving:
-        """Return the parts of a server over one context."""
+        """Return the dependencies of a server for one context."""
         settings = settings or Settings()
         tokens = TokenStore(ctx.home, ctx.clock)
         mcp = McpEndpoint(ctx, settings.max_body)
@@ -119,7 +121,7 @@ class Serving:
         return self.ctx.clock
 
     def end_streams(self, of: Callable[[Principal | None], bool] = lambda _: True) -> None:
-        """End responses in progress, which may be endless streams: by default all, or those of some principals."""
+        """End responses in progress, such as streams: by default all of them, or only those of some principals."""
         for scope, answer in list(self.streams.items()):
             if answer.started and of(answer.principal):
                 scope.cancel()

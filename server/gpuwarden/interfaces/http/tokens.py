@@ -48,7 +48,9 @@ class Grant(Frozen):
     created_at: float
     expires_at: float
     person: str = ""
-    """The user on whose behalf it acts. Empty for a token from an older version, which acts under the token's name."""
+    """The user on whose behalf the grant acts. Empty for a token from an older version, which acts under the token's
+    name.
+    """
 
 
 class _File(Frozen):

@@ -72,7 +72,7 @@ class LiveJobs:
         self._changed: set[str] = set()
 
     def changed(self, job_id: str) -> None:
-        """Record a change of a job that the ledger does not show, such as a new point of its curve."""
+        """Record a change of a job that is not in the ledger, such as a new point of its curve."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:
@@ -161,7 +161,7 @@ class LiveJobs:
         return EmptyResult()
 
     def _connection(self, ctx: ServerRequestContext[Any, Any]) -> Connection:
-        """Return the client's connection. It is dropped when it closes."""
+        """Return the client's connection. The connection is removed when it closes."""
         connection = ctx.session._connection  # noqa: SLF001 - the session lasts for one request only
         if connection not in self._subscribed and connection not in self._levels:
             connection.exit_stack.callback(self._forget, connection)

@@ -26,7 +26,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 
 
 class McpEndpoint:
-    """One MCP server for all clients of an application. It serves while `running`, which is entered only once."""
+    """One MCP server for all clients of an application. It serves inside `running`, which is entered only once."""
 
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
@@ -67,7 +67,7 @@ class McpEndpoint:
 
         A session is bound to the principal that opened it.
         """
-        assert self._manager is not None, "the application's lifespan runs the endpoint"
+        assert self._manager is not None, "the endpoint is not running; the application's lifespan starts it"
         token = AccessToken(
             token=holder, client_id=holder, subject=name, scopes=sorted(scopes), claims={"person": person}
         )

@@ -46,7 +46,7 @@ broken; its saved files may be the only copy.
 
 
 def finish_run(job_id: str) -> str:
-    """Copy a run's results, verify them, and end its machine."""
+    """Copy a run's results, verify them, and tear down its machine."""
     return f"""\
 Finish the job {line(job_id, 64)} without losing work or leaving a machine billing.
 

@@ -54,13 +54,16 @@ INSTRUCTIONS = (
 ASK_S = 900.0
 """Seconds that a question may remain open in a client."""
 SUBMITS = frozenset({"submit_job", "cancel_job", "pull_artifacts", "teardown_request"})
-"""Tools that spend, end or write. Over HTTP they need the scope submit; all others need the scope read."""
+"""Tools that spend money, end a job or its machine, or write files.
+
+Over HTTP they need the scope submit; all other tools need the scope read.
+"""
 MAX_ARGUMENTS = 4 << 20
 """Maximum bytes of a call's arguments; the largest allowed script fits."""
 MAX_LISTED = 100
 """Maximum number of jobs among the resources; those with the latest transitions are listed."""
 OWN = CacheHint(ttl_ms=30_000, scope="private")
-"""Private, because the resources may include the user's own profiles."""
+"""The scope is private because the resources may include the user's own profiles."""
 
 
 class WardenServer(MCPServer[Any]):
@@ -114,7 +117,7 @@ class WardenServer(MCPServer[Any]):
             return failure(self.warden, error)
         except (ToolError, MCPError) as error:
             if isinstance(error, MCPError) and error.error.code == MISSING_REQUIRED_CLIENT_CAPABILITY:
-                raise  # the client's library reads the capabilities to declare from it
+                raise  # the client's library reads the required capabilities from this error
             return failure(self.warden, cause(error))
 
     async def list_resources(self) -> list[Resource]:

@@ -1,7 +1,7 @@
 """The MCP server over standard input and output.
 
 A server that can't start (an invalid policy, a damaged ledger) still opens the session. It tries to start at each call,
-and returns the reason of a failure as the call's result, because an agent reads its client's messages but not the
+and returns the reason for a failure as the call's result, because an agent reads its client's messages but not the
 server's standard error.
 """
 
@@ -82,7 +82,7 @@ async def _run_beside(server: WardenServer, late: LateContext) -> None:
 
 
 def _load_watch() -> Callable[[Context], Any]:
-    """Import the watch, which imports most of the product, while the server already responds."""
+    """Import the watch, which imports most of the package, while the server already responds."""
     from gpuwarden.interfaces.mcp.background_watch import watch_in_background
 
     return watch_in_background

@@ -64,7 +64,7 @@ class Result(BaseModel):
 
 
 class WarnedReply(Result):
-    """A reply about costs. `warnings` name problems of the policy, such as a file at an unusual path."""
+    """A reply about costs. `warnings` lists problems with the policy, such as a file at an unusual path."""
 
     warnings: list[str] = Field(default_factory=list)
 
@@ -127,8 +127,9 @@ class RefusalReply(ErrorReply):
 
 
 class MeterReply(BaseModel):
-    """An instance's billing. `billing` is null if it is unknown, which counts as yes. An estimated cost is an upper
-    bound.
+    """An instance's billing. An estimated cost is an upper bound.
+
+    `billing` is null if it is unknown; the instance then counts as billed.
 
     `host_key` is the fingerprint of the only host key that gpuwarden accepts from the machine.
     """
@@ -143,7 +144,7 @@ class MeterReply(BaseModel):
 
 
 class EndingReply(BaseModel):
-    """The user's advance decision about the end of a job's machine. `ends_at` is set after a notice."""
+    """The user's advance decision about the teardown of a job's machine. `ends_at` is set after a notice."""
 
     automatic_teardown: Verb | None = None
     grace_minutes: float | None = None
@@ -195,7 +196,7 @@ def error_reply(error: WardenError) -> ErrorReply:
 
 
 def meter_of(lease: LeaseRecord) -> MeterReply:
-    """Return a lease's billing; `billing` is null for a state that is neither yes nor no."""
+    """Return a lease's billing; `billing` is null if the lease's state does not determine it."""
     billing = {Lease.STOPPED: False, Lease.NONE: False, Lease.METERING: True, Lease.STOPPING: True}.get(lease.state)
     seen = lease.instance
     return MeterReply(

@@ -70,11 +70,11 @@ class CheckReply(WarnedReply):
     """Lowest and highest estimate of the seconds until the last step, from this run's pace and earlier runs.
     """
     projected_cost_usd: float | None = None
-    """Cost of the present machine when the last step is reached, in US dollars."""
+    """Cost of the current machine when the last step is reached, in US dollars."""
     curve: list[float] = Field(default_factory=list)
     """The loss from the first step to the last, downsampled."""
     usage: dict[str, float] = Field(default_factory=dict)
-    """The machine's last report on its GPU, memory and disk, in percent and bytes."""
+    """The machine's last report about its GPU, memory and disk, in percent and bytes."""
     allocation: dict[str, str | float] = Field(default_factory=dict)
     """Report of the engine that runs the job, such as Slurm: its own id, queue, nodes and restarts."""
     exit_code: int | None = None
@@ -83,7 +83,7 @@ class CheckReply(WarnedReply):
     ending: EndingReply | None = None
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """Releases that have the name which the failed job did not find."""
+    """Releases that contain the name that the failed job did not find."""
     checks: list[CheckOutcomeReply] = Field(default_factory=list)
     """Outcomes of the read-only checks on the machine of a job in trouble."""
     kept: KeptReply | None = None
@@ -149,7 +149,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
 def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: bool) -> dict[str, Any]:
     """Return a job's progress and projected cost.
 
-    Times are from the machine's clock, which may differ from this machine's.
+    Times are from the job's machine, whose clock may differ from the local clock.
     """
     if seen is None:
         return {}

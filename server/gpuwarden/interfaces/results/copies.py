@@ -32,7 +32,7 @@ class PullReply(Result):
 
 
 class FileReply(BaseModel):
-    """The evidence on one file."""
+    """The evidence for one file."""
 
     path: str
     format: str
@@ -82,7 +82,7 @@ _NEXT: Final[dict[Cause, str]] = {
 
 
 def _following(report: Report) -> list[NextStep]:
-    """Return the next steps for the causes, the gravest first. If any cause refutes, only refuting causes count."""
+    """Return the next steps for the causes, the most severe first. If any cause refutes the copy, ignore the others."""
     refuting = [cause for cause in report.causes if cause.refutes]
     found: list[NextStep] = []
     for cause in (refuting or report.causes)[:3]:
@@ -134,7 +134,7 @@ def verified(report: Report, rest: Sequence[NextStep] = ()) -> VerifyReply:
         Verdict.REFUTED: "Refuted: do not rely on it.",
         Verdict.UNKNOWN: f"Inconclusive: {counted(len(report.not_checked), 'check')} could not be made.",
     }[report.verdict]
-    if rest:  # these already decide about another copy
+    if rest:  # the remaining steps already include another pull if one is needed
         following = [step for step in following if step.action is not Action.PULL]
     if report.claimed:
         following = [do(Action.PULL, "; only a copy that is verified here counts")]

@@ -42,7 +42,7 @@ class DecisionReply(BaseModel):
 
 
 class CheckOutcomeReply(BaseModel):
-    """The outcome of one check on the job's machine, by ids; `unknown` if the command gave no answer."""
+    """The outcome of one check on the job's machine, by ids; `unknown` if the command returned no result."""
 
     list: str
     check: str
@@ -54,7 +54,7 @@ class CheckOutcomeReply(BaseModel):
 
 
 def decision_reply(found: DecisionList | None) -> DecisionReply | None:
-    """Return a list as a reply."""
+    """Return a decision list as a reply."""
     if found is None:
         return None
     fields = {"id", "question", "command", "on", "reads", "outcomes"}

@@ -78,12 +78,12 @@ class DiagnoseReply(Result):
 
     failure: FailureReply
     skew: SkewReply | None = None
-    """Releases that have the missing name."""
+    """Releases that contain the missing name."""
     origin: OriginReply | None = None
     """Origin of the message in the package's source."""
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     decision: DecisionReply | None = None
-    """Checks to make if the best entry leaves the cause open."""
+    """Checks to make if the best entry does not determine the cause."""
     collect: list[str] = Field(default_factory=list)
     query: str = ""
     """Query for a web or issue search."""
@@ -147,8 +147,8 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
 
 
 def _by_words(hit: Hit) -> Diagnosis:
-    """Return an entry that matches only by the words of the failure."""
-    why = "no signature matches; this entry is the closest by the words of the failure"
+    """Return an entry that matches the words of the failure but not its signature."""
+    why = "no signature matches; this entry is the closest match for the words of the failure"
     return Diagnosis(
         id=hit.id,
         title=hit.title,

@@ -22,7 +22,7 @@ class CardReply(BaseModel):
 
 
 class EstimateReply(Result):
-    """Lowest and highest memory use of one GPU, in gigabytes (10^9 bytes), with its derivation."""
+    """Lowest and highest memory use of one GPU, in gigabytes (10^9 bytes), and how it was computed."""
 
     model: str
     parameters: int

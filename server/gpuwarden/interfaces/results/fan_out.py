@@ -85,7 +85,7 @@ def _state(now: Standing) -> str:
 def _message(result: FanOutResult, now: Standing) -> str:
     proven, machines = now.cells.count(CellState.VERIFIED), ""
     if now.live:
-        machines = f", {counted(len(now.live), 'machine')} at work"
+        machines = f", {counted(len(now.live), 'machine')} running"
     said = f"Fan-out {now.fan.id}: {proven} of {counted(now.fan.plan.size, 'cell')} verified{machines}."
     return f"{said} {_held(result.held)}".rstrip()
 
@@ -127,5 +127,5 @@ def _held(held: Held | None) -> str:
     """Return the reason why no more cells are launched, in one sentence; empty if launching continues."""
     if held is None:
         return ""
-    foreign = held.by in {Hold.CAPS, Hold.REFUSED}  # file names and policy keys
+    foreign = held.by in {Hold.CAPS, Hold.REFUSED}  # the detail contains file names or policy keys
     return held.text(quoted(held.detail, 300) if foreign else held.detail)

@@ -52,6 +52,6 @@ def _marked(value: Any, field: str) -> Any:
         fenced = field in FENCED and value.startswith("<<<DATA ")
         return value if fenced or (field in IDS and _REPO.fullmatch(value)) else named(value, 400)
     if isinstance(value, dict):
-        # The keys are gpuwarden's, except those of a table such as dtypes. Every value in a structure is untrusted.
+        # gpuwarden defines the keys, except those of a table such as dtypes. Every value in a structure is untrusted.
         return {named(k) if field == "dtypes" else k: _marked(v, field) for k, v in value.items()}
     return [_marked(item, field) for item in value] if isinstance(value, list | tuple) else value

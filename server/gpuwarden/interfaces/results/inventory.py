@@ -25,7 +25,7 @@ class ClockReply(BaseModel):
 
 
 class InstanceReply(BaseModel):
-    """One machine. `billing` is null if it is unknown, which counts as yes."""
+    """One machine. `billing` is null if it is unknown; the machine then counts as billed."""
 
     platform: str
     instance_id: str | None
@@ -68,7 +68,7 @@ class AccountReply(BaseModel):
 class InstancesReply(WarnedReply):
     """Every machine of every platform in use.
 
-    `unknown` gives, by name, why a state could not be read; that machine may be billed.
+    `unknown` maps a name to the reason why its state could not be read; that machine may be billed.
     """
 
     instances: list[InstanceReply] = Field(default_factory=list)
@@ -87,11 +87,11 @@ def listed(inventory: Inventory) -> InstancesReply:
     billing, maybe = (sum(row.billing is state for row in inventory.rows) for state in (True, None))
     counts = [f"{counted(billing, 'machine')} {'is' if billing < 2 else 'are'} billing"] if billing or not maybe else []
     counts += [f"{counted(maybe, 'machine')} may be billing"] if maybe else []
-    text = f"{', and '.join(counts).capitalize()}{' as far as it is known' if lost else ''}."
+    text = f"{', and '.join(counts).capitalize()}{' as far as is known' if lost else ''}."
     # If the ledger lost records, unknown machines may be billing, so a count of zero is not shown.
     sentences = [] if lost and not (billing or maybe) else [text]
     sentences += ["Some states could not be read."] if unknown else []
-    if trouble is not None:  # first, if it makes everything else doubtful
+    if trouble is not None:  # at the start if the ledger is incomplete, because all other sentences are then doubtful
         sentences.insert(0 if lost else len(sentences), f"{trouble.message[:1].upper()}{trouble.message[1:]}.")
     return InstancesReply(
         ok=not lost,

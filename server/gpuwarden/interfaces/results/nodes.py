@@ -40,12 +40,12 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.MTU_DIFFERS: "the interfaces have different packet sizes: {sizes}",
     NodeCode.MTU_UNSEEN: "the packet sizes that reach {target} could not be checked",
     NodeCode.CLOCK_OFF: "its clock differs from that of {head} by {seconds:+} s (± {unsure} s)",
-    NodeCode.CLOCK_UNSEEN: "its clock could not be compared closely enough",
-    NodeCode.NO_TORCH: "the PyTorch version of a job there is unknown",
+    NodeCode.CLOCK_UNSEEN: "its clock could not be compared precisely enough",
+    NodeCode.NO_TORCH: "the PyTorch version that a job on it would use is unknown",
     NodeCode.TORCH_DIFFERS: "it has PyTorch {version}, and {other} has {others}",
     NodeCode.NCCL_DIFFERS: "it has NCCL {version}, and {other} has {others}",
     NodeCode.DRIVER_DIFFERS: "it has driver {version}, and {other} has {others}",
-    NodeCode.NCCL_UNSEEN: "the NCCL version of a job there is unknown",
+    NodeCode.NCCL_UNSEEN: "the NCCL version that a job on it would use is unknown",
     NodeCode.TIMEOUT_MASKS: "collectives wait {minutes:.0f} minutes for a dead rank, which hides why it died",
     NodeCode.TIMEOUT_UNSEEN: "the time that collectives wait for a dead rank is unknown",
     NodeCode.ERRORS_IGNORED: "with {variable}=0 the other ranks keep running when one dies",
@@ -53,11 +53,11 @@ TEXTS: Final[dict[NodeCode, str]] = {
     "each restart begins at step 0",
     NodeCode.RESTORE_UNSEEN: "its workers are restarted up to {restarts} times; it is unknown whether they load their "
     "saved state",
-    NodeCode.ELASTIC_PAUSE: "with fewer than {fewest} workers it pauses silently for {seconds} s, then fails",
-    NodeCode.ELASTIC_TIGHT: "it needs all {fewest} workers, so the loss of one pauses it for {seconds} s",
+    NodeCode.ELASTIC_PAUSE: "with fewer than {fewest} workers the job pauses silently for {seconds} s, then fails",
+    NodeCode.ELASTIC_TIGHT: "the job needs all {fewest} workers, so the loss of one pauses it for {seconds} s",
     NodeCode.RANK_DEAD: "its rank exited before it connected to the others (exit code {code})",
     NodeCode.RANKS_WAITED: "its rank reached {stage} and waited for the others",
-    NodeCode.WRONG_SUM: "the all-reduce gave a wrong sum",
+    NodeCode.WRONG_SUM: "the all-reduce returned a wrong sum",
     NodeCode.SLOW: "the all-reduce reached {mbit:,} Mbit/s, but the slowest link allows {expected:,}",
     NodeCode.MEASURED: "{backend} summed over all nodes in {milliseconds} ms, {mbit:,} Mbit/s",
     NodeCode.NOT_TRIED: "no all-reduce was run",
@@ -69,7 +69,7 @@ FIXES: Final[dict[Area, str]] = {
     Area.INTERFACE: "Set the proposed variables for every rank.",
     Area.RENDEZVOUS: "Open all ports between the nodes, or choose another port.",
     Area.MTU: "Set the same packet size on every interface of the route.",
-    Area.CLOCK: "Start time synchronization there, such as chrony.",
+    Area.CLOCK: "Start time synchronization, such as chrony, on these nodes.",
     Area.VERSIONS: "Install the same versions on every node, from one lock file.",
     Area.TIMEOUTS: "Set a timeout of a few minutes, and leave asynchronous error handling on.",
     Area.RESTART: "Load the last complete checkpoint at every start, and test this by killing a worker.",
@@ -99,7 +99,7 @@ class NodesReply(Result):
 
 
 def text_of(problem: Problem) -> str:
-    """Return the sentence of a problem. Text from a node is quoted."""
+    """Return a problem as a sentence. Text from a node is quoted."""
     given = {k: named(v, 120) if isinstance(v, str) else v for k, v in problem.parameters.items()}
     said = f": {quoted(problem.said, 300)}" if problem.said else ""
     return TEXTS[problem.code].format(**given) + said
@@ -112,14 +112,14 @@ def looked_at(done: Looked) -> NodesReply:
     unseen = [area for area, answer in answers.items() if answer is Answer.UNKNOWN]
     parts = [
         f"{counted(len(areas), 'check')} {what}: {', '.join(areas)}"
-        for areas, what in ((wrong, "failed"), (unseen, "could not be answered"))
+        for areas, what in ((wrong, "failed"), (unseen, "inconclusive"))
         if areas
     ]
     hints = [FIXES[area] for area in wrong] if wrong else [do(Action.RETRY)] if unseen else []
     return NodesReply(
         ok=not wrong and not unseen,
         code="failed" if wrong else "unknown" if unseen else "ok",
-        message=f"{'. '.join(parts) or 'Every check is in order'}.",
+        message=f"{'. '.join(parts) or 'All checks passed'}.",
         next=steps(hints),
         nodes=[named(name, 255) for name in done.facts.names],
         checks={str(area): str(answer) for area, answer in answers.items()},

@@ -15,7 +15,7 @@ from gpuwarden.lifecycle.offers import Capacity, Offer
 
 
 class OfferReply(BaseModel):
-    """One platform. `capacity`: available, unknown, none now, or not_sold. A price of null is unknown.
+    """One platform. `capacity`: available, unknown, none now, or not_sold. A null price is unknown.
 
     `survives_stop` lists the mounts whose files survive a stop; null if the platform has no stop or was not queried. A
     mount with a name in brackets must be requested. `bills_when_stopped`: something is or may be billed after a stop.

@@ -81,7 +81,7 @@ class JobLineReply(Guided):
 
 
 class SpendingReply(BaseModel):
-    """US dollars spent since local midnight and in this local month, the present hourly rate, and the daily cap."""
+    """US dollars spent since local midnight and in this local month, the current hourly rate, and the daily cap."""
 
     today_usd: float
     month_usd: float
@@ -91,9 +91,9 @@ class SpendingReply(BaseModel):
 
 
 class StatusReply(WarnedReply):
-    """Everything for one screen.
+    """All data of the overview.
 
-    `unknown` gives, by name, why a state could not be read; that machine may be billed.
+    `unknown` maps a name to the reason why its state could not be read; that machine may be billed.
     """
 
     at: float
@@ -102,7 +102,7 @@ class StatusReply(WarnedReply):
     ended: list[JobLineReply] = Field(default_factory=list)
     spending: SpendingReply
     others: list[InstanceReply] = Field(default_factory=list)
-    """Machines that the platforms list but no job here uses."""
+    """Machines that a platform lists and no job of this ledger uses."""
     accounts: list[AccountReply] = Field(default_factory=list)
     alerts: list[str] = Field(default_factory=list)
     unknown: dict[str, str] = Field(default_factory=dict)
@@ -152,7 +152,7 @@ def status_of(seen: Overview) -> StatusReply:
         code="unknown" if unknown else "ok",
         message=""
         if seen.running or seen.ended or seen.waiting
-        else "Nothing runs or waits, and no machine is billed.",
+        else "No job is running, nothing waits for you, and no machine is billed.",
         at=seen.at,
         running=[job_line(line) for line in seen.running[:SHOWN]],
         waiting=[waiting_reply(w) for w in seen.waiting],
@@ -221,7 +221,7 @@ def waits(found: Sequence[Waiting]) -> WaitsReply:
     """Return the reply to `approve` without a ticket."""
     ordered = sum(w.kind == "ordered" for w in found)
     asked = len(found) - ordered
-    ends = f" {counted(ordered, 'machine').capitalize()} will end by automatic teardown." if ordered else ""
+    ends = f" {counted(ordered, 'machine').capitalize()} will be torn down automatically." if ordered else ""
     return WaitsReply(
         message=f"{counted(asked, 'approval').capitalize()} {'waits' if asked < 2 else 'wait'} for you.{ends}",
         waiting=[waiting_reply(w) for w in found],

@@ -19,12 +19,12 @@ from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
-"""Maximum lines of a symptom. A longer text is a log, whose words are not matched as a symptom."""
+"""Maximum number of lines of a symptom. A longer text is treated as a log, whose words are not matched."""
 LEAD = "A match is a hint, not a proof."
 
 
 class HitReply(BaseModel):
-    """One short answer.
+    """One search result in short form.
 
     `why` is the basis of the match; `uri` is the full page; a `likely` match is right in most cases.
     """
@@ -56,11 +56,11 @@ class EntryReply(Result):
 
 
 class SearchReply(Result):
-    """The best answers, best first; empty if nothing matches."""
+    """The best matches, best first; empty if nothing matches."""
 
     hits: list[HitReply] = Field(default_factory=list)
     skew: SkewReply | None = None
-    """Releases that have the name that is missing according to a log."""
+    """Releases that contain the name that is missing according to a log."""
     decision: DecisionReply | None = None
     """Ordered checks for a symptom with several causes."""
 
@@ -111,9 +111,9 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         )
     rows = []
     for hit in hits:
-        why = f"by its words, score {hit.score:g}"
+        why = f"its words match, score {hit.score:g}"
         if hit.how == "id":
-            why = "the query names its id"
+            why = "the query contains its id"
         elif hit.how == "signature" and hit.lines:
             why = f"its signature matches: {line(hit.lines[0].text, 160)}"
         summary, fix = line(hit.summary, 300), line(hit.fix, 400)

@@ -18,8 +18,8 @@ class RehearsalReply(Result):
     """`passed`; `fault`: an error of the script, with its line; `stopped`: the script could not be rehearsed, see the
     message.
 
-    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so the entire
-    reply is a claim.
+    `substitutes` lists the replaced parts, such as models. The script runs in the reporting process, so no part of the
+    reply is verified.
     """
 
     outcome: Literal["passed", "fault", "stopped"]

@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.submission.submit import Submission
 
 
 class ChoiceReply(BaseModel):
-    """One platform of a job's list, with the cost there. Null means unknown."""
+    """One of the platforms on which a job may run, with its cost. Null means unknown."""
 
     platform: str
     gpu: str | None
@@ -41,7 +41,7 @@ class SubmitReply(WarnedReply):
     )
     automatic_teardown: Verb | None = Field(default=None, description="How automatic teardown ends the machine")
     storage: list[str] = Field(default_factory=list)
-    """Names of storage that is billed after the machine's end."""
+    """Names of storage that is billed after the machine is torn down."""
     storage_usd_per_hour: float | None = None
     fan_out: FanOutReply | None = None
     rehearsal: str = Field(default="", description="Result of the script's first step on this machine")
@@ -92,12 +92,14 @@ def submitted(result: Submission) -> SubmitReply:
             result.ordered
         )
         reply.message += stays
-        reply.next = (do(Action.CHECK, "; it does not wait", job_id=job.id),)
+        reply.next = (do(Action.CHECK, "; the call returns at once", job_id=job.id),)
         if job.reason is Code.REFUSAL_UNSETTLED:
             reply.next = result.next_steps
         if job.state is Job.FAILED and job.handle is None:  # no machine was available, and nothing ran
             reply.ok, reply.code = False, "failed"
-            reply.next = steps(("Nothing runs. Fix the cause in the message.", do(Action.SUBMIT, receipt="")))
+            reply.next = steps(
+                ("Nothing is running. Fix the cause given in the message.", do(Action.SUBMIT, receipt=""))
+            )
     elif result.ask:
         reply.code = "approval_required"
         reply.message = f"Checked; nothing was launched. The user has to approve the spending: {result.ask}.{bound}"

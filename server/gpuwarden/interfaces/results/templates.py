@@ -70,9 +70,10 @@ class RepoReply(BaseModel):
 
 
 class FilledReply(Result):
-    """A template with the arguments for a model, a dataset and a platform. `submit` are arguments of submit_job.
+    """A template with the arguments for a model, a dataset and a platform.
 
-    `file` is the path of the written script; `sha256` is its digest, by which the submit gate recognizes it.
+    `submit` contains the arguments of submit_job. `file` is the path of the written script; `sha256` is its digest, by
+    which the submit gate recognizes it.
     """
 
     template: str
@@ -215,4 +216,9 @@ def filled_page(reply: FilledReply) -> str:
     """Return a filled template as a page: the arguments of submit_job, and facts about the repos."""
     lines = [f"# Template {reply.template}, filled", reply.explained, reply.message]
     body = json.dumps(reply.short(), ensure_ascii=False, indent=1)
-    return "\n\n".join([*filter(None, lines), f"Call submit_job with `submit`, dry_run first.\n\n```json\n{body}\n```"])
+    return "\n\n".join(
+        [
+            *filter(None, lines),
+            f"Call submit_job with the arguments in `submit`, first with dry_run.\n\n```json\n{body}\n```",
+        ]
+    )

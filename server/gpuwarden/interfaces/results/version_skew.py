@@ -1,4 +1,4 @@
-"""Reply about a name that the installed release lacks: the releases that have it, and a requirement for one of them."""
+"""Reply about a name that the installed release lacks: the releases that contain it, and a requirement for one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class SkewReply(BaseModel):
     name: str
     kind: str
     change: str
-    """removed, added, outside (both, with an unknown installed release), required, present (in every release) or never.
+    """removed, added, outside (both, with an unknown installed release), required, present (in the installed or every
+    release) or never.
     """
     certainty: str
     since: str = ""
@@ -40,7 +41,7 @@ def told(reply: SkewReply) -> str:
         Change.ADDED: f"comes with {reply.package} {reply.since}",
         Change.OUTSIDE: f"exists from {reply.package} {reply.since} to {reply.until}",
         Change.REQUIRED: f"is required since {reply.package} {reply.gone_in}",
-        Change.PRESENT: f"exists in releases of {reply.package} like the installed one: the installation may be broken",
+        Change.PRESENT: f"should exist in the installed release of {reply.package}: the installation may be broken",
         Change.NEVER: f"is in no release of {reply.package}",
     }
     parts = [f"{reply.name} {facts[Change(reply.change)]}"]

@@ -94,7 +94,7 @@ def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
     expected = copy.deepcopy(client.parsed(text))
     servers = expected.setdefault(client.key, {})
     if not isinstance(servers, dict) or NAME in servers:
-        raise ValueError(f"{client.key} has another form, or has {NAME} already")
+        raise ValueError(f"{client.key} has an unexpected form, or already has {NAME}")
     servers[NAME] = entry
     at, insert = (len(text), _toml_lines(text, path, entry)) if client.toml else jsonc.inserted(text, path, entry)
     change = Change(client, before, at, insert)
@@ -117,7 +117,7 @@ def undone(client: ClientFile, written: Written) -> str | None:
     if entry is None:
         raise KeyError("the entry is gone")
     if entry != _entry_in(client, written.text):
-        raise ValueError("the entry was changed since, so it is not removed")
+        raise ValueError("the entry has changed since, so it is not removed")
     expected.setdefault(client.key, {})
     exact = text[: written.at] + text[written.at + len(written.text) :]
     if digest(text) == written.after and client.parsed(exact) in (expected, _without_empty(client, expected)):

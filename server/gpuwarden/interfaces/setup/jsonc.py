@@ -1,7 +1,7 @@
 """Insert an entry into a JSON file that may have comments and trailing commas, and remove it, without other changes.
 
 The text is tokenized and parsed into the positions of its objects. Text is only inserted or removed at those positions,
-so that comments, order and spacing stay. All functions raise ValueError for any other kind of file.
+so that comments, order and spacing are kept. All functions raise ValueError for any other kind of file.
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ class Plan:
 
 
 def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, person: bool) -> Plan:
-    """Plan the changes for the named clients, or for all installed ones. `person`: a user at a terminal decides."""
+    """Plan the changes for the named clients, or for all installed ones. `person`: whether a user at a terminal
+    decides.
+    """
     plan = Plan()
     passed = [v.name for v in variables(config.policy.secrets.allowed)]
     for client in client_files(env).values():
@@ -106,7 +108,7 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
             states[client.name] = "is set up"
             return
         why = "another entry has this name" if present is not None else line(str(error), 200)
-        states[client.name] = f"left as it is: {why}"
+        states[client.name] = f"left unchanged: {why}"
         plan.reply.paste[str(client.file)] = lines_of(client, wanted)
         return
     states[client.name] = "to be added"
@@ -121,12 +123,12 @@ def _plan_guard(plan: Plan, name: str, config: Config, env: Mapping[str, str], *
         states[name] = "left out, because this installation is temporary; `uv tool install` creates a permanent one"
         return
     if any(notice.question for notice in config.notices):
-        states[name] = "left out, because this shell names another ledger or policy than the recorded one"
+        states[name] = "left out, because this shell uses another ledger or policy than the recorded one"
         return
     try:
         states[name] = hooks("status", (name,), config, env).clients[name]
     except (WardenError, OSError) as error:
-        states[name] = f"left as it is: {line(str(error), 200)}"
+        states[name] = f"left unchanged: {line(str(error), 200)}"
         return
     if states[name] == "absent" or (states[name] == "stale" and person):
         states[name] = "to be added"
@@ -146,7 +148,11 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
         reply.clients[change.client.name] = state = enter(change)
         if state != "added":
             reply.paste[str(change.client.file)] = change.lines
-            reply.ok, reply.code, reply.hint = False, "failed", "Fix the problem of that client, then run it again."
+            reply.ok, reply.code, reply.hint = (
+                False,
+                "failed",
+                "Fix the problem of that client, then run gpuwarden setup again.",
+            )
     for name in plan.guards:
         note = read_note()
         kept = note.clients.get(name, Written())
@@ -155,7 +161,7 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
             reply.guards[name] = hooks("install", (name,), config, env).clients[name]
         except (WardenError, OSError) as error:
             write_note(note)
-            reply.guards[name] = f"left as it is: {line(str(error), 200)}"
+            reply.guards[name] = f"left unchanged: {line(str(error), 200)}"
             reply.ok, reply.code = False, "failed"
     if "untrusted" in reply.guards.values():
         reply.hint = TRUST
@@ -176,12 +182,12 @@ def enter(change: Change) -> str:
         change.write()
     except (WardenError, OSError, ValueError) as error:
         write_note(before)
-        return f"left as it is: {line(str(error), 200)}"
+        return f"left unchanged: {line(str(error), 200)}"
     return "added"
 
 
 def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> SetupReply:
-    """Remove the changes for the named clients, or for all. Entries that changed since stay and are reported."""
+    """Remove the changes for the named clients, or for all. Entries that have changed since are kept and reported."""
     note, reply = read_note(), SetupReply()
     for client in client_files(env).values():
         written = note.clients.get(client.name)
@@ -192,7 +198,7 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
                 reply.guards[client.name] = hooks("uninstall", (client.name,), config, env).clients[client.name]
                 written = written.model_copy(update={"guard": False})
             except (WardenError, OSError) as error:
-                reply.guards[client.name] = f"left as it is: {line(str(error), 200)}"
+                reply.guards[client.name] = f"left unchanged: {line(str(error), 200)}"
         if written.file:
             gone, reply.clients[client.name] = _take_out(client, written)
             written = Written(guard=written.guard) if gone else written
@@ -204,9 +210,9 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
 
 
 def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
-    """Remove one entry from a client's file. Return whether it is gone, and the state to show."""
+    """Remove one entry from a client's file. Return whether it was removed, and the state to show."""
     if written.file != str(client.file):
-        return False, f"left as it is: it was added to {line(written.file, 200)}"
+        return False, f"left unchanged: it was added to {line(written.file, 200)}"
     try:
         before = undone(client, written)
         if before is None:
@@ -216,7 +222,7 @@ def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
     except KeyError:
         return True, "already removed"
     except (OSError, ValueError, RecursionError, IndexError) as error:
-        return False, f"left as it is: {line(str(error), 200)}"
+        return False, f"left unchanged: {line(str(error), 200)}"
     return True, "removed"
 
 
@@ -254,7 +260,7 @@ def tools_of(run: Run) -> int:
             answer = _ask(argv, errors)
         except OSError as error:
             raise BadRequest(
-                f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run it again."
+                f"{argv[0]} can't be started: {type(error).__name__}", "Install uv, then run gpuwarden setup again."
             ) from error
         with contextlib.suppress(LookupError, TypeError):
             return len(answer["result"]["tools"])
@@ -264,16 +270,16 @@ def tools_of(run: Run) -> int:
 
 
 def _ask(argv: list[str], errors: IO[bytes]) -> dict[str, Any]:
-    """Start a server, send it `ASK` and return its answer, empty if it gave none. Kill it after FIRST_START_S."""
+    """Start a server, send it `ASK` and return its response, empty if there is none. Kill it after FIRST_START_S."""
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors, cwd=Path.home()) as server:
         limit = threading.Timer(FIRST_START_S, server.kill)
         limit.start()
         assert server.stdin is not None and server.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its errors have the reason
+            with contextlib.suppress(BrokenPipeError):  # the server has ended; its standard error contains the reason
                 os.write(server.stdin.fileno(), "".join(json.dumps(message) + "\n" for message in ASK).encode())
-            # The input stays open until the answer: a server cancels its calls when its input ends.
+            # The input stays open until the response: a server cancels its calls when its input ends.
             answer = next((message for message in map(_parsed, server.stdout) if message.get("id") == LISTED), {})
             server.stdin.close()
             server.wait()

@@ -1,7 +1,7 @@
-"""Every event of the ledger, as a discriminated union of frozen models, each with a version.
+"""All events of the ledger: a discriminated union of frozen models, each of which has a version.
 
-`decode` reads a stored body, and converts one of an older version to the present shape first. An event of an unknown
-kind is `Unrecognized`; it changes no record.
+`decode` reads a stored body. A body of an older version is first converted to the current version. An event of an
+unknown kind is `Unrecognized` and changes no record.
 """
 
 from __future__ import annotations
@@ -242,22 +242,22 @@ AnyEvent = Annotated[
     Field(discriminator="event"),
 ]
 BODIES: Final[dict[str, type[Body]]] = {body.kind(): body for body in get_args(get_args(AnyEvent)[0])}
-"""The model of every stored kind."""
+"""Maps each stored kind to its model."""
 
 
 @cache
 def kinds_of(body: type[Body]) -> frozenset[str]:
-    """Return the stored kinds of a model and its subclasses."""
+    """Return the stored kinds of a model and of its subclasses."""
     return frozenset(kind for kind, model in BODIES.items() if issubclass(model, body))
 
 
 def decode(kind: str, version: int, body: dict[str, Any]) -> Body:
-    """Read a stored body. Raises ValueError for one that does not fit its model or has a newer version."""
+    """Read a stored body. Raises ValueError if it is invalid or has a newer version."""
     model = BODIES.get(kind)
     if model is None:
         return Unrecognized()
     if version > model.VERSION:
-        raise ValueError(f"{kind} is of version {version}; this gpuwarden reads up to {model.VERSION}")
+        raise ValueError(f"{kind} has version {version}, but this gpuwarden supports versions up to {model.VERSION}")
     return model.model_validate(model.upcast(version, body) if version < model.VERSION else body)
 
 

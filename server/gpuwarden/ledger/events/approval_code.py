@@ -1,4 +1,4 @@
-"""Events of one-time codes: a terminal shows a code, and the user enters it in the browser to approve there."""
+"""Events of one-time codes. A terminal shows a code, which the user enters in the browser to approve there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.ledger.events.base import Body
 class ApprovalCodeMade(Body):
     """A terminal showed the user a code for the facts of `digest` and one browser `session`.
 
-    `code` is the salted, slow hash of the code: the code itself is not stored.
+    `code` is a salted, slow hash of the code. The code itself is not stored.
     """
 
     event: Literal["approval_code.made"] = "approval_code.made"
@@ -22,14 +22,14 @@ class ApprovalCodeMade(Body):
 
 
 class ApprovalCodeWrong(Body):
-    """The browser session sent a wrong code. `made` is the number of the event that recorded the expected code."""
+    """A wrong code was entered in the browser session. `made` is the number of the event with the expected code."""
 
     event: Literal["approval_code.wrong"] = "approval_code.wrong"
     made: int
 
 
 class ApprovalCodeUsed(Body):
-    """The browser session sent the correct code; the token allows that once."""
+    """The correct code was entered in the browser session. The token ensures that this happens only once."""
 
     event: Literal["approval_code.used"] = "approval_code.used"
     digest: str

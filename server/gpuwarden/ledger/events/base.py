@@ -1,4 +1,4 @@
-"""The base of all event bodies: a kind, a version, and the state to which the event moves its subject."""
+"""Define the base of all event bodies: a kind, a version, and the state to which the event moves its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuwarden.core.reasons import Code, Reason, known_code
 
 
 class Because(BaseModel):
-    """A stored reason: a code, possibly from a later version, and the parameters of its sentence."""
+    """A stored reason: a code, which a later version may have written, and the parameters of its sentence."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -20,11 +20,12 @@ class Because(BaseModel):
 
 
 class Body(BaseModel):
-    """Base of every event's body. `why` is only for display: no code branches on it. `reason` is the same reason as a
-    code with parameters.
+    """Base of every event's body. `why` is a sentence for display, on which no code depends. `reason` is the same
+    reason as a code with parameters.
 
     A subclass sets `event`, the kind under which it is stored, and `MOVES_TO`, the state to which it moves its subject.
-    Fields that an older ledger may lack have defaults; a changed meaning needs a new `VERSION` and an `upcast`.
+    Fields that may be missing in an older ledger have defaults. If the meaning of a field changes, `VERSION` must be
+    increased and `upcast` extended.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True, defer_build=True)
@@ -37,16 +38,16 @@ class Body(BaseModel):
 
     @property
     def gist(self) -> str:
-        """Return the text for the event in a timeline."""
+        """Return the text for this event in a timeline."""
         return str(self.why or getattr(self, "verdict", "") or getattr(self, "by", ""))
 
     @property
     def reason_code(self) -> Code | None:
-        """Return the code of the reason; None without a recorded code, or for an unknown code of a later version."""
+        """Return the code of the reason; None if no code was recorded, or if the code is unknown in this version."""
         return known_code(self.reason.code) if self.reason else None
 
     def because(self, reason: Reason) -> Self:
-        """Return this event with a reason, as a code and a sentence."""
+        """Return a copy of this event with a reason, stored as a code and as a sentence."""
         stored = Because(code=str(reason.code), parameters=dict(reason.parameters))
         return self.model_copy(update={"why": reason.text, "reason": stored})
 
@@ -57,11 +58,11 @@ class Body(BaseModel):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Convert a stored body of an older version to the present shape."""
+        """Convert a stored body of an older version to the current version."""
         return body
 
     def stored(self) -> dict[str, Any]:
-        """Return the stored form of the body: JSON values of the fields that were set explicitly."""
+        """Return the body as it is stored: the JSON values of the fields that were set explicitly."""
         whole = self.model_dump(mode="json", by_alias=True, exclude={"event"})
         given = {
             f.serialization_alias or name
@@ -72,4 +73,4 @@ class Body(BaseModel):
 
 
 class Unrecognized(Body):
-    """An event of an unknown kind. It is exported and counted, but changes no record."""
+    """An event of an unknown kind. It is exported and counted but changes no record."""

@@ -1,4 +1,4 @@
-"""Events of fan-outs: the plan, the queues of its cells, and the results in the copies of these queues."""
+"""Events of fan-outs: the plan, the queues with its cells, and the results in the copies of these queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class FanOutAccepted(Body):
-    """A plan was accepted with a receipt. `price` is USD an hour at the time of the check.
+    """A plan was accepted with a receipt. `price` is the price in USD per hour at the time of the check.
 
     `folder` is the working directory that contains the inputs.
     """
@@ -26,14 +26,14 @@ class FanOutAccepted(Body):
 
 
 class FanOutAsked(Body):
-    """A search chose further cells. A resumed search repeats its choices from this event."""
+    """A search chose further cells. When the search is resumed, it repeats its choices from this event."""
 
     event: Literal["fanout.asked"] = "fanout.asked"
     cells: tuple[Cell, ...]
 
 
 class QueueIntent(Body):
-    """Cells are assigned to one machine as a job, which is accepted in the same transaction."""
+    """Cells are assigned to one machine as a job. The job is accepted in the same transaction."""
 
     event: Literal["fanout.queue.intent"] = "fanout.queue.intent"
     job: str
@@ -44,7 +44,7 @@ class QueueIntent(Body):
 class ArrayIntent(Body):
     """Jobs are about to be submitted to their engine as one array. The engine runs `at_once` of them at a time.
 
-    The token `array` allows that once.
+    The token `array` ensures that this happens only once.
     """
 
     event: Literal["fanout.array.intent"] = "fanout.array.intent"
@@ -56,7 +56,7 @@ class ArrayIntent(Body):
 class CellFound(Frozen):
     """The result of one cell in the copy of its queue.
 
-    `objective` is the value that the cell reported, None without one.
+    `objective` is the value that the cell reported, or None.
     """
 
     index: int
@@ -70,7 +70,7 @@ class CellFound(Frozen):
 
 
 class QueueCollected(Body):
-    """The copy of an ended queue was examined. If the queue has no copy, `lost` is the reason."""
+    """The copy of a finished queue was examined. If no copy exists, `lost` is the reason."""
 
     event: Literal["fanout.queue.collected"] = "fanout.queue.collected"
     job: str
@@ -79,7 +79,7 @@ class QueueCollected(Body):
 
 
 class CellProven(Body):
-    """A cell succeeded and its copy is proven. The token limits each cell of a plan to one such event."""
+    """A cell succeeded and its copy is proven. The token ensures that a plan has at most one such event per cell."""
 
     event: Literal["fanout.cell.proven"] = "fanout.cell.proven"
     index: int
@@ -88,14 +88,14 @@ class CellProven(Body):
 
 
 class FanOutEnded(Body):
-    """The user or a tool ended a fan-out: no further cell is launched. Running jobs continue."""
+    """The user or a tool ended a fan-out. No further cell is launched, but running jobs continue."""
 
     event: Literal["fanout.ended"] = "fanout.ended"
     by: str = ""
 
 
 class FanOutResumed(Body):
-    """The user or a tool resumed a fan-out: these cells get the same number of attempts again."""
+    """The user or a tool resumed a fan-out. These cells get the full number of attempts again."""
 
     event: Literal["fanout.resumed"] = "fanout.resumed"
     cells: tuple[int, ...] = ()
@@ -103,9 +103,9 @@ class FanOutResumed(Body):
 
 
 class FanOutLimited(Body):
-    """A fan-out has new limits. `receipt` is empty if no limit rose, because lower limits need no approval.
+    """The limits of a fan-out were changed. `receipt` is empty if no limit was raised, because that needs no approval.
 
-    With a receipt, `price` is the price checked for that receipt, in USD an hour, and replaces the first price.
+    With a receipt, `price` is the price that was checked for it, in USD per hour, and replaces the first price.
     """
 
     event: Literal["fanout.limited"] = "fanout.limited"

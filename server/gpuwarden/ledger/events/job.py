@@ -14,13 +14,13 @@ from gpuwarden.ledger.events.base import Body
 
 
 class ReceiptIssued(Body):
-    """The submit gate passed a spec. `job` is set if the question is about the price of a rented machine.
+    """The submit gate passed a spec. `job` is set if the receipt is for the price of a machine that is already rented.
 
     `cells` is the number of runs of a fan-out on at most `machines` machines; `fan_out` is the fan-out whose limits
-    would change. `choices` are the platforms of a job that may run on several, in order; price and cost are then the
+    would change. `choices` are the platforms in order if the job may run on several; price and cost are then the
     highest of all choices. `parts` are the digests of the policy, the profile and a fetched script. `storage` names the
-    storage that is billed after the machine's end, at `storage_usd_per_hour`, None if unknown. `spec` or `plan` is
-    launched by a call with only the receipt; `script_file` is the source of its script, in the working directory.
+    storage that is billed after the teardown, at `storage_usd_per_hour`, which is None if unknown. A call with only the
+    receipt launches `spec` or `plan`; `script_file` is the path of its script in the working directory.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -50,10 +50,10 @@ class ReceiptIssued(Body):
 
 
 class JobAccepted(Body):
-    """A job was accepted with a receipt. `price` is USD an hour at the time of the check, `worst_cost` is USD.
+    """A job was accepted with a receipt. `price` is in USD per hour at the time of the check, `worst_cost` in USD.
 
     For a job with several `choices`, the spec and the price are those of the first one. `script_digest` is empty for a
-    job without a script, None if an older version did not record it.
+    job without a script, and None if an older version did not record it.
     """
 
     event: Literal["job.accepted"] = "job.accepted"
@@ -70,7 +70,7 @@ class JobAccepted(Body):
 
 
 class JobRefused(Body):
-    """The submit gate refused a spec. Only its digest is kept, since it may contain a secret."""
+    """The submit gate refused a spec. Only the digest of the spec is stored, since the spec may contain a secret."""
 
     event: Literal["job.refused"] = "job.refused"
     MOVES_TO: ClassVar = Job.REFUSED
@@ -81,7 +81,7 @@ class JobRefused(Body):
 
 
 class JobProvisioning(Body):
-    """A machine will be rented for a job."""
+    """A machine is about to be rented for a job."""
 
     event: Literal["job.provisioning"] = "job.provisioning"
     MOVES_TO: ClassVar = Job.PROVISIONING
@@ -90,9 +90,9 @@ class JobProvisioning(Body):
 
 
 class JobMovedOn(Body):
-    """A platform confirmed that it has no capacity, so the job continues with its next choice.
+    """A platform confirmed that it has no capacity, so the next choice of the job is used.
 
-    `choice` is the index of the next choice in the list, from 0; `lease` and `generation` belong to the abandoned
+    `choice` is the index of the next choice in the list, from 0; `lease` and `generation` are those of the abandoned
     request.
     """
 
@@ -105,9 +105,9 @@ class JobMovedOn(Body):
 
 
 class JobSubmitting(Body):
-    """A machine is ready, and an attempt will be launched there. `timeout_s` is set if the job was paused.
+    """A machine is ready, and an attempt will be launched on it. `timeout_s` is set if the job was paused.
 
-    `array` is the token of the array with which the attempt is launched, empty for a separate launch.
+    `array` is the token of the array in which the attempt is launched, or empty if it is launched separately.
     """
 
     event: Literal["job.submitting"] = "job.submitting"
@@ -119,7 +119,7 @@ class JobSubmitting(Body):
 
 
 class SubmitIntent(Body):
-    """One attempt is about to be launched; the token allows that once."""
+    """One attempt is about to be launched. The token ensures that this happens only once."""
 
     event: Literal["submit.intent"] = "submit.intent"
     attempt: int = 0
@@ -133,13 +133,13 @@ class JobSubmitted(Body):
     handle: Handle
     attempt: int = 1
     running_since: float | None = None
-    """When its machine was last started, in seconds since the epoch, if the platform reports that."""
+    """When its machine was last started, in seconds since the epoch, or None if the platform does not report it."""
 
 
 class JobObserved(Body):
-    """Base of the transitions that follow from an observation of the job.
+    """Base of the transitions that an observation of the job causes.
 
-    `observation` may contain text written by the job: it is only for display, and no decision depends on it.
+    `observation` may contain text that the job wrote. It is only for display, and no decision depends on it.
     """
 
     observation: dict[str, Any] | None = None
@@ -167,18 +167,18 @@ class JobUnknown(JobObserved):
 
 
 class JobPreempted(JobObserved):
-    """The platform reclaimed the machine during the run."""
+    """The platform reclaimed the machine while the job was running."""
 
     event: Literal["job.preempted"] = "job.preempted"
     MOVES_TO: ClassVar = Job.PREEMPTED
 
 
 class JobRested(JobObserved):
-    """Base of the transitions after which no process of the job writes files."""
+    """Base of the transitions after which no process of the job can write files."""
 
 
 class JobPaused(JobRested):
-    """A pause ended the job's process; a resume launches it again."""
+    """A pause ended the job's process. A resume launches the job again."""
 
     event: Literal["job.paused"] = "job.paused"
     MOVES_TO: ClassVar = Job.PAUSED
@@ -196,10 +196,9 @@ class JobSucceeded(JobEnded):
 
 
 class JobFailed(JobEnded):
-    """The job failed, or could not be launched: `code` is the error's code; `findings` list the problems of the
-    machine.
+    """The job failed or could not be launched. `code` is the error code; `findings` are the problems of the machine.
 
-    `following`, stored as `next`, are the next steps of that error.
+    `following`, stored as `next`, are the next steps that the error suggests.
     """
 
     event: Literal["job.failed"] = "job.failed"
@@ -238,7 +237,7 @@ class ResumeRequested(Body):
 
 
 class RelaunchAllowed(Body):
-    """The user allowed further machines for an interrupted job, up to `budget_usd` US dollars in total.
+    """The user allowed further machines for a job if it is interrupted, for up to `budget_usd` US dollars in total.
 
     The budget was set at a terminal with the approval of the receipt `receipt`; `policy` is the policy file's digest.
     """
@@ -251,9 +250,9 @@ class RelaunchAllowed(Body):
 
 
 class RelaunchIntent(Body):
-    """Another machine is about to be rented for an interrupted job, which resumes from the pull with the digest `pull`.
+    """Another machine is about to be rented for an interrupted job, to resume it from the pull with the digest `pull`.
 
-    `worst_cost` is the highest cost of that machine, `left` the budget that remains after it, in US dollars.
+    `worst_cost` is the maximum cost of that machine, and `left` the budget that remains after it, both in US dollars.
     """
 
     event: Literal["relaunch.intent"] = "relaunch.intent"
@@ -265,28 +264,28 @@ class RelaunchIntent(Body):
 
 
 class MachineSeen(Body):
-    """The identity of the boot of the machine on which a job runs."""
+    """The machine on which a job runs, and its current boot, were identified."""
 
     event: Literal["machine.seen"] = "machine.seen"
     machine: str
 
 
 class FolderGone(Body):
-    """A restarted machine responds but has no run folder."""
+    """A machine was restarted and responds, but the run folder does not exist."""
 
     event: Literal["folder.gone"] = "folder.gone"
     machine: str
 
 
 class ProcessGone(Body):
-    """The process of an attempt is gone, and it is not yet known whether the platform reclaimed its machine."""
+    """The process of an attempt no longer exists. It is not yet known whether the platform reclaimed the machine."""
 
     event: Literal["process.gone"] = "process.gone"
     attempt: int
 
 
 class PriceAsk(Body):
-    """A machine costs more than the checked price (`price`, USD an hour); `ticket` is the question to the user."""
+    """A machine costs `price` USD per hour, more than was checked. `ticket` is the id of the question to the user."""
 
     event: Literal["price.ask"] = "price.ask"
     ticket: str
@@ -295,24 +294,24 @@ class PriceAsk(Body):
 
 
 class PriceAccepted(Body):
-    """A machine's higher price (USD an hour) was accepted."""
+    """The higher price of a machine, in USD per hour, was accepted."""
 
     event: Literal["price.accepted"] = "price.accepted"
     price: float
 
 
 class OutputsDeclared(Body):
-    """All outputs that were declared after the submission so far."""
+    """Outputs were declared. `outputs` are all outputs that have been declared since the submission."""
 
     event: Literal["outputs.declared"] = "outputs.declared"
     outputs: tuple[str, ...]
 
 
 class ArtifactsPulled(Body):
-    """A job's outputs were copied here. `record` is the file that lists them, `digest` is its digest.
+    """A job's outputs were copied to this computer. `record` is the file that lists them, and `digest` its digest.
 
-    `store` is the address of the artifact store from which they were copied, empty if they were copied from the
-    machine. `unsettled` means that the store may lack files of the machine.
+    `store` is the address of the artifact store from which they were copied, or empty if they were copied from the
+    machine. `unsettled` means that the store may lack files that are on the machine.
     """
 
     event: Literal["artifacts.pulled"] = "artifacts.pulled"
@@ -329,7 +328,7 @@ class ArtifactsPulled(Body):
 
 
 class ArtifactsVerified(Body):
-    """The copy of a pull was verified. `seal` is None if files changed while they were read."""
+    """The files of a pull were verified. `seal` is None if files changed while they were read."""
 
     event: Literal["artifacts.verified"] = "artifacts.verified"
     verdict: Verdict
@@ -345,7 +344,7 @@ class ArtifactsVerified(Body):
 
 
 class ArtifactsExaminedThere(Body):
-    """A machine verified its own outputs. The result is a claim that no gate uses."""
+    """A machine verified its own outputs. The result is only a claim, which no gate uses."""
 
     event: Literal["artifacts.examined_there"] = "artifacts.examined_there"
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Events of leases, one for each rented machine, and of their hosts."""
+"""Events of leases and of their hosts. Each rented machine has one lease."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpuwarden.ledger.events.base import Body
 
 
 class LeaseBody(Body):
-    """Base of events that may carry the provider's answer about the machine."""
+    """Base of events that may contain the provider's response about the machine."""
 
     instance: Instance | None = None
 
 
 class LeaseOpened(LeaseBody):
-    """Base of the events that open a lease: a machine may be billed from then on."""
+    """Base of the events that open a lease. From then on, a machine may be billed."""
 
     MOVES_TO: ClassVar = Lease.UNVERIFIED
     job: str
@@ -26,34 +26,34 @@ class LeaseOpened(LeaseBody):
 
 
 class CreateIntent(LeaseOpened):
-    """A machine is about to be rented; the token allows that once."""
+    """A machine is about to be rented. The token ensures that this happens only once."""
 
     event: Literal["create.intent"] = "create.intent"
     generation: int = 0
 
 
 class LeaseExtra(LeaseOpened):
-    """A second machine has the token of a lease."""
+    """A second machine was found with the token of a lease."""
 
     event: Literal["lease.extra"] = "lease.extra"
 
 
 class LeaseAccount(Body):
-    """The account that rents the machine, identified when a query with its key returned the machine."""
+    """The account that rents the machine was identified: a query with its key returned the machine."""
 
     event: Literal["lease.account"] = "lease.account"
     account: Account
 
 
 class CreateDoubted(Body):
-    """The platform refused to rent, with the error `code`; a machine may exist until two polls find none."""
+    """The platform refused the request with the error `code`. Until two polls find no machine, one may exist."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
 
 
 class CreateRefused(Body):
-    """The platform refused to rent before anything was ordered; in older ledgers, any refusal after one poll."""
+    """The platform refused the request before a machine was ordered. In older ledgers: any refusal, after one poll."""
 
     event: Literal["create.refused"] = "create.refused"
     MOVES_TO: ClassVar = Lease.NONE
@@ -66,9 +66,9 @@ class CreateUnknown(Body):
 
 
 class CreateAbsent(Body):
-    """One poll found no machine with the lease's token.
+    """One poll found no machine with the token of the lease.
 
-    A poll at `settles_at` (seconds since the epoch) or later decides whether such a machine exists.
+    The result of a poll at `settles_at` (seconds since the epoch) or later is final.
     """
 
     event: Literal["create.absent"] = "create.absent"
@@ -76,28 +76,28 @@ class CreateAbsent(Body):
 
 
 class LeaseNone(Body):
-    """Two polls found no machine: nothing was rented."""
+    """Two polls found no machine, so none was rented."""
 
     event: Literal["lease.none"] = "lease.none"
     MOVES_TO: ClassVar = Lease.NONE
 
 
 class LeaseCreated(LeaseBody):
-    """The platform answered with the rented machine."""
+    """The platform returned the rented machine."""
 
     event: Literal["lease.created"] = "lease.created"
     MOVES_TO: ClassVar = Lease.METERING
 
 
 class LeaseAdopted(LeaseBody):
-    """A machine with the lease's token was found."""
+    """A machine with the token of the lease was found."""
 
     event: Literal["lease.adopted"] = "lease.adopted"
     MOVES_TO: ClassVar = Lease.METERING
 
 
 class LeaseUnverified(LeaseBody):
-    """The provider's answer was not understood, or the machine is listed again. The machine counts as billing."""
+    """The provider's response is unclear, or the provider lists the machine again. The machine counts as billed."""
 
     event: Literal["lease.unverified"] = "lease.unverified"
     MOVES_TO: ClassVar = Lease.UNVERIFIED
@@ -111,7 +111,7 @@ class LeaseMetering(LeaseBody):
 
 
 class LeaseCameBack(LeaseBody):
-    """A machine that was recorded as stopped or gone runs."""
+    """A machine that was recorded as stopped or gone is running."""
 
     event: Literal["lease.came_back"] = "lease.came_back"
     MOVES_TO: ClassVar = Lease.METERING
@@ -124,7 +124,7 @@ class LeaseObserved(LeaseBody):
 
 
 class LeaseLook(LeaseBody):
-    """The result of one poll. Two polls that agree confirm a state. `cost` is the bill at that time, in USD."""
+    """The result of one poll. Two polls with equal results confirm a state. `cost` is the bill at that time in USD."""
 
     event: Literal["lease.look"] = "lease.look"
     saw: Literal["alive", "gone", "stopped"]
@@ -132,27 +132,27 @@ class LeaseLook(LeaseBody):
 
 
 class LeaseEnded(LeaseBody):
-    """Base of the states that two polls have confirmed."""
+    """Base of the events that record a state that two polls have confirmed."""
 
     saw: Literal["gone", "stopped"]
     cost_usd: float | None = None
 
 
 class LeaseStopped(LeaseEnded):
-    """Billing is confirmed stopped."""
+    """Billing was confirmed to have stopped."""
 
     event: Literal["lease.stopped"] = "lease.stopped"
     MOVES_TO: ClassVar = Lease.STOPPED
 
 
 class LeaseGone(LeaseEnded):
-    """A stopped machine is gone with its disk."""
+    """A stopped machine and its disk no longer exist."""
 
     event: Literal["lease.gone"] = "lease.gone"
 
 
 class LeaseStopping(Body):
-    """An approved teardown is being carried out."""
+    """An approved teardown is about to be executed."""
 
     event: Literal["lease.stopping"] = "lease.stopping"
     MOVES_TO: ClassVar = Lease.STOPPING
@@ -161,24 +161,24 @@ class LeaseStopping(Body):
 
 
 class AbandonIntent(Body):
-    """A machine that never ran a job is about to be given back."""
+    """A machine that never ran a job is about to be torn down."""
 
     event: Literal["abandon.intent"] = "abandon.intent"
     MOVES_TO: ClassVar = Lease.STOPPING
 
 
 class VerbIntent(Body):
-    """A stop or a terminate is about to be sent. From then on the call counts as sent, regardless of its result."""
+    """A stop or terminate call is about to be sent. From then on it counts as sent, regardless of its result."""
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
 
 
 class VerbSent(Body):
-    """A stop or a terminate was sent; `taken` is whether the platform accepted the verb; if not, `why` is its answer.
+    """A stop or terminate call was sent. `taken` is whether the platform accepted it; if not, `why` is the response.
 
-    If the platform asked to wait, `not_before` is when the verb may be sent again, in seconds since the epoch. Version
-    1 had `answer`: the word `taken`, or the platform's other answer.
+    If the platform asked to wait, `not_before` is the time from which the call may be sent again, in seconds since the
+    epoch. Version 1 had the field `answer` instead: `taken`, or the platform's response.
     """
 
     event: Literal["verb.sent"] = "verb.sent"
@@ -189,19 +189,19 @@ class VerbSent(Body):
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Split the answer of version 1."""
+        """Split the field `answer` of version 1."""
         answer = body["answer"]
         return {**body, "taken": answer == "taken", "why": "" if answer == "taken" else answer}
 
 
 class ResumeIntent(Body):
-    """A stopped machine is about to be started: for its outputs, or for its paused job."""
+    """A stopped machine is about to be started, either to copy its outputs or to resume its paused job."""
 
     event: Literal["resume.intent"] = "resume.intent"
 
 
 class ParkingArmed(Body):
-    """A machine that was started again is allowed to stop itself again."""
+    """Self-stop was enabled again on a machine that was started again."""
 
     event: Literal["parking.armed"] = "parking.armed"
 
@@ -219,7 +219,7 @@ class HostWaiting(Body):
 
 
 class HostTrusted(Body):
-    """The host key at first contact; no other key is accepted afterwards."""
+    """The host key was recorded at the first connection. No other key is accepted afterwards."""
 
     event: Literal["host.trusted"] = "host.trusted"
     host_key: str
@@ -229,7 +229,7 @@ class HostTrusted(Body):
 
 
 class HostChecked(Body):
-    """The findings on a machine before a job ran there."""
+    """The findings about a machine before a job ran on it."""
 
     event: Literal["host.checked"] = "host.checked"
     findings: tuple[Finding, ...] = ()

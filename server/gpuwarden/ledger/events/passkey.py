@@ -1,4 +1,4 @@
-"""Events of passkeys: the user allows a registration; a passkey is registered in a browser, used, and removed."""
+"""Events of passkeys: the user allows a registration, and a passkey is registered in a browser, used or removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class PasskeyAllowed(Body):
-    """The user allowed the registration of one passkey at a terminal. `code` is the digest of the code to type."""
+    """At a terminal, the user allowed the registration of one passkey. `code` is the digest of the code to enter."""
 
     event: Literal["passkey.allowed"] = "passkey.allowed"
     code: str
@@ -18,7 +18,7 @@ class PasskeyAllowed(Body):
 
 
 class PasskeyRegistered(Body):
-    """A browser registered a passkey for pages of the host `site`. `credential` and `public_key` are base64url."""
+    """A browser registered a passkey for the host `site`. `credential` and `public_key` are encoded as base64url."""
 
     event: Literal["passkey.registered"] = "passkey.registered"
     credential: str
@@ -29,7 +29,7 @@ class PasskeyRegistered(Body):
 
 
 class PasskeyUsed(Body):
-    """A passkey signed a challenge with the facts of `digest`."""
+    """A passkey signed a challenge that contains the digest of the facts."""
 
     event: Literal["passkey.used"] = "passkey.used"
     digest: str
@@ -37,7 +37,7 @@ class PasskeyUsed(Body):
 
 
 class PasskeyRemoved(Body):
-    """The user removed a passkey at a terminal."""
+    """At a terminal, the user removed a passkey."""
 
     event: Literal["passkey.removed"] = "passkey.removed"
     by: str = ""

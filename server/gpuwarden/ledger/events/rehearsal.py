@@ -1,4 +1,4 @@
-"""Events of the rehearsal of a script on this machine: the request, the user's consent, and the result."""
+"""Events of a script's rehearsal on this machine: the request, the user's consent, and the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RehearsalAsked(Body):
 
 
 class RehearsalAllowed(Body):
-    """The user allowed the rehearsal for exactly this digest."""
+    """The user allowed the rehearsal that has this digest."""
 
     event: Literal["rehearsal.allowed"] = "rehearsal.allowed"
     digest: str
@@ -36,7 +36,7 @@ class RehearsalAllowed(Body):
 class ScriptRehearsed(Body):
     """A script was rehearsed. `packages` is the digest of the installed packages.
 
-    `outcome` is a claim of the script's process: `passed`, `fault` or `stopped`.
+    `outcome` is what the script's process claims: `passed`, `fault` or `stopped`.
     """
 
     event: Literal["script.rehearsed"] = "script.rehearsed"

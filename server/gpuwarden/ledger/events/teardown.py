@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or a terminate was requested, or a request was reopened. The first event names the job and the machine."""
+    """A stop or terminate was requested, or a request was reopened. The first event names the job and the machine."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -21,7 +21,7 @@ class TeardownRequested(Body):
 
 
 class Judged(Body):
-    """Base of events with the digest of the facts for the approval."""
+    """Base of events with the digest of the facts that the user approves."""
 
     digest: str | None = None
     findings: tuple[Finding, ...] = ()
@@ -37,7 +37,7 @@ class TeardownBlocked(Judged):
 
 
 class TeardownAwaitingHuman(Judged):
-    """The request waits for the user's approval, or the user accepted losing unverified outputs."""
+    """The request waits for the user's approval, or the user has accepted that unverified outputs are lost."""
 
     event: Literal["teardown.awaiting_human"] = "teardown.awaiting_human"
     MOVES_TO: ClassVar = Teardown.AWAITING_HUMAN
@@ -46,7 +46,7 @@ class TeardownAwaitingHuman(Judged):
 
 
 class ApprovalGranted(Judged):
-    """The user approved a teardown, or a receipt's spending."""
+    """The user approved a teardown or the spending of a receipt."""
 
     event: Literal["approval.granted"] = "approval.granted"
     VERSION: ClassVar = 2
@@ -54,28 +54,29 @@ class ApprovalGranted(Judged):
     channel: str = ""
     by: str = ""
     policy: str = ""
-    """Digest of the policy file in force."""
+    """The digest of the policy file that was in effect."""
     auto_teardown: Verb | None = None
-    """Automatic teardown that the user chose with a spending approval, for this job only."""
+    """The verb of automatic teardown, if the user chose it for this job when approving the spending."""
     relaunch_budget_usd: float | None = None
-    """Budget for further machines after interruptions of this job."""
+    """The budget for further machines if this job is interrupted."""
 
     @classmethod
     def upcast(cls, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Rename the standing order of version 1 to automatic teardown."""
+        """Convert version 1, in which automatic teardown had the name standing order."""
         named = {**body, "auto_teardown": body.get("end_when_proven")}
         named.pop("end_when_proven", None)
         return {**named, "channel": "automatic_teardown"} if body.get("channel") == "standing_order" else named
 
     def holds_at(self, now: float) -> bool:
-        """Return whether the approval has not expired at a time, in seconds since the epoch."""
+        """Return whether the approval is still valid at a time, in seconds since the epoch."""
         return self.expires_at is not None and now <= self.expires_at
 
 
 class ApprovalUnanswered(Body):
-    """A client's form about the facts of `digest` got no answer; that client is not asked about these facts again.
+    """A client's form about the facts with this digest got no answer. That client is not asked about these facts again.
 
-    `how` is the returned action, `accept` for a form without a decision, or `no form` if the client shows no forms.
+    `how` is the action that the client returned, `accept` if the form contained no decision, or `no form` if the client
+    does not support forms.
     """
 
     event: Literal["approval.unanswered"] = "approval.unanswered"
@@ -84,7 +85,7 @@ class ApprovalUnanswered(Body):
 
 
 class ApprovalDeclined(Body):
-    """The user declined the facts of `digest` and is not asked about the same facts again."""
+    """The user declined the facts with this digest and is not asked about them again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None
@@ -93,7 +94,7 @@ class ApprovalDeclined(Body):
 
 
 class ApprovalUsed(Judged):
-    """An approval is carried out; the token allows that once."""
+    """An approved action is about to be executed. The token ensures that this happens only once."""
 
     event: Literal["approval.used"] = "approval.used"
     MOVES_TO: ClassVar = Teardown.EXECUTING
@@ -110,26 +111,26 @@ class TeardownVerifiedStopped(Body):
 
 
 class TeardownWithdrawn(Body):
-    """The request was withdrawn, or is obsolete."""
+    """The request was withdrawn or is obsolete."""
 
     event: Literal["teardown.withdrawn"] = "teardown.withdrawn"
     MOVES_TO: ClassVar = Teardown.WITHDRAWN
 
 
 class TeardownNeedsHuman(Body):
-    """The verb was sent, but billing is not confirmed stopped."""
+    """The verb was sent, but it is not confirmed that billing has stopped."""
 
     event: Literal["teardown.needs_human"] = "teardown.needs_human"
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
 
 
 class EndingOrdered(Body):
-    """The user ordered automatic teardown of a job's machine, to happen once all outputs are verified.
+    """The user enabled automatic teardown of a job's machine, which starts when all outputs are verified.
 
-    `through` is the source of the order: the policy file with the digest `policy`, or the approval of the receipt
-    `receipt`. The event is recorded when the job is accepted. An order from the policy is valid only while the policy
-    contains it. `storage` names the storage that is billed after a terminate: that storage was shown at the submission
-    and is accepted with the job.
+    `through` is where it was enabled: in the policy file with the digest `policy`, or in the approval of the receipt
+    `receipt`. The event is recorded when the job is accepted. If the policy enabled it, it is valid only as long as the
+    policy still does. `storage` names the storage that is billed after a terminate; it was shown at the submission, and
+    the user accepted it with the job.
     """
 
     event: Literal["ending.ordered"] = "ending.ordered"
@@ -145,8 +146,8 @@ class EndingOrdered(Body):
 class ParkingOrdered(Body):
     """The policy file with the digest `policy` allows self-stop of a job's machine.
 
-    The machine may stop itself `after_s` seconds after the job's end, counted again from each read of its files; polls
-    of the job's status do not count. The event is recorded when the job is accepted.
+    The machine may stop itself `after_s` seconds after the job ends. The time starts again each time that its files are
+    read, but not when the status of the job is polled. The event is recorded when the job is accepted.
     """
 
     event: Literal["parking.ordered"] = "parking.ordered"
@@ -155,7 +156,7 @@ class ParkingOrdered(Body):
 
 
 class EndingAnnounced(Body):
-    """Automatic teardown will be carried out at `ends_at` on the facts of `digest`, unless the user objects."""
+    """Automatic teardown will start at `ends_at`, based on the facts with this digest, unless the user objects."""
 
     event: Literal["ending.announced"] = "ending.announced"
     ticket: str
@@ -165,7 +166,7 @@ class EndingAnnounced(Body):
 
 
 class EndingObjected(Body):
-    """Automatic teardown of this job is canceled by a hold; the teardown needs an approval as usual."""
+    """A hold canceled automatic teardown for this job. The teardown needs an approval as usual."""
 
     event: Literal["ending.objected"] = "ending.objected"
     channel: str = ""
@@ -180,7 +181,7 @@ class PinWrong(Body):
 
 
 class PolicyAccepted(Body):
-    """The user put a policy file in force."""
+    """The user put a policy file into effect."""
 
     event: Literal["policy.accepted"] = "policy.accepted"
     path: str
@@ -192,7 +193,7 @@ class PolicyAccepted(Body):
 
 
 class TokenMade(Body):
-    """The user made a token of the HTTP server. `expires_at` is in seconds since the epoch."""
+    """The user created a token for the HTTP server. `expires_at` is in seconds since the epoch."""
 
     event: Literal["token.made"] = "token.made"
     name: str
@@ -204,7 +205,7 @@ class TokenMade(Body):
 
 
 class TokenRevoked(Body):
-    """A token of the HTTP server was revoked."""
+    """A token for the HTTP server was revoked."""
 
     event: Literal["token.revoked"] = "token.revoked"
     name: str

@@ -1,4 +1,4 @@
-"""Events of the watch: alerts raised, cleared, and not delivered."""
+"""Events of the watch: alerts that were raised, cleared, delivered or not delivered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from gpuwarden.ledger.events.base import Body
 
 
 class AlertBody(Body):
-    """Base of raised and cleared alerts. `condition` is stored as `kind`; `mark` identifies a reported event, if any.
+    """Base of the events of raised and cleared alerts. `condition` is stored as `kind`; if the alert reports one event,
+    `mark` identifies that event.
 
-    `following`, stored as `next`, are the next steps.
+    `following`, stored as `next`, are the next steps that the alert suggests.
     """
 
     condition: str = Field(validation_alias="kind", serialization_alias="kind")
@@ -28,13 +29,13 @@ class AlertRaised(AlertBody):
 
 
 class AlertCleared(AlertBody):
-    """The condition of a raised alert is over."""
+    """The condition of a raised alert no longer applies."""
 
     event: Literal["alert.cleared"] = "alert.cleared"
 
 
 class AlertSent(Body):
-    """A channel delivered an alert. `alert` is the number of the alert's event; the subject is that of the alert."""
+    """A channel delivered an alert. `alert` is the number of the alert's event; both events have the same subject."""
 
     event: Literal["alert.sent"] = "alert.sent"
     alert: int

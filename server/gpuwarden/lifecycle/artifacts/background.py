@@ -1,6 +1,6 @@
 """Copy and verify the outputs of jobs in the background, within the disk limit of the policy.
 
-A machine is billed until all outputs are verified, so the watch does not wait for an agent or the user to start.
+A machine is billed until all outputs are verified, so the watch copies them without waiting for an agent or the user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Keeper:
         self._misses: dict[str, int] = {}
         self._next: dict[str, float] = {}
         self._snapshots: dict[str, float] = {}
-        """When a running job is copied again.
+        """Time of the next copy of each running job.
 
         Separate from `_next`, because this delay must not apply to a lost job.
         """
@@ -62,10 +62,10 @@ class Keeper:
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Succeeded or paused jobs whose machines may be billed and whose copy can still become a verified one.
+        # Succeeded or paused jobs whose machines may be billed and whose copy is not verified yet but may become so.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
-        # Running jobs that may be relaunched: a relaunch needs a verified copy from before the machine is lost.
+        # Running jobs that may be relaunched: it needs a verified copy that was made before the machine is lost.
         running = (job for job in jobs if job.state is Job.RUNNING and job.handle is not None and job.outputs)
         wanted |= {job.id: job for job in running if may_relaunch(self.ctx, job.id)}
         # Jobs that lost their machine and are relaunched from the newest outputs in their artifact store.
@@ -79,7 +79,7 @@ class Keeper:
                 continue
             try:
                 copied = await self._keep(job)
-            except (WardenError, OSError) as error:  # a full local disk too
+            except (WardenError, OSError) as error:  # OSError: for example, the local disk is full
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its outputs are not copied yet: {known.message}"
             else:
@@ -88,12 +88,12 @@ class Keeper:
                     self._misses.pop(job.id, None)
                     due[job.id] = self.ctx.clock.now() + (SNAPSHOT_S if copied else FIRST_RETRY_S)
                     continue
-            # a job with a verified copy leaves the list; any other waits longer before the next attempt
+            # If the copy could not be verified, the delay before the next attempt grows.
             n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
             due[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
     def _lost(self) -> list[JobRecord]:
-        """Return the jobs whose relaunch waits for a copy from their artifact store."""
+        """Return the jobs that can't be relaunched before their artifact store is copied."""
         if self.ctx.policy.teardown.background_gb <= 0:
             return []
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
@@ -102,7 +102,7 @@ class Keeper:
                 and awaits_kept(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _parked(self) -> list[JobRecord]:
-        """Return the jobs with automatic teardown whose machines stopped themselves before the proof was complete."""
+        """Return the jobs with automatic teardown whose machines stopped themselves before all outputs were proven."""
         leases = (read_lease(self.ctx.ledger, name.removeprefix("lease/")) for name in self.ctx.ledger.resting())
         jobs = (read_job(self.ctx.ledger, lease.job_id) for lease in leases)
         return [
@@ -118,7 +118,7 @@ class Keeper:
     async def _wake(self) -> None:
         """Start the self-stopped machines of jobs with automatic teardown. The copy and the teardown follow.
 
-        A job whose artifact store has all its outputs is copied from there, without a start.
+        If a job's artifact store has all its outputs, they are copied from there and the machine is not started.
         """
         for job in self._parked():
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
@@ -128,12 +128,12 @@ class Keeper:
                     await wake(self.ctx, job.id)
                 elif copy_state(self.ctx, job.id) is not Copy.PROVEN:
                     raise NotSupported(
-                        "the copy from its artifact store could not be verified; the user has to check the outputs"
+                        "the copy from its artifact store could not be verified; the user must check the outputs"
                     )
                 self.trouble.pop(job.id, None)
             except (WardenError, OSError) as error:
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
-                self.trouble[job.id] = f"its machine stopped itself and is not started yet: {known.message}"
+                self.trouble[job.id] = f"its machine stopped itself and could not be started yet: {known.message}"
                 n = self._misses[job.id] = self._misses.get(job.id, 0) + 1
                 self._next[job.id] = self.ctx.clock.now() + min(FIRST_RETRY_S * 2.0 ** (n - 1), MOST_RETRY_S)
 
@@ -152,10 +152,10 @@ class Keeper:
             await pull(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
-        return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # only the machine can have the missing files
+        return copy_state(self.ctx, job.id) is not Copy.PARTIAL  # missing files can exist only on the machine
 
     async def _listed(self, job: JobRecord, handle: Handle) -> Manifest:
-        """Return the files on a job's machine, or in its artifact store if the machine does not answer."""
+        """Return the files on a job's machine, or in its artifact store if the machine does not respond."""
         try:
             if job.state is Job.PREEMPTED:
                 raise Unreachable(f"the machine of job {job.id} is gone", "Its files can't be read any more.")
@@ -167,20 +167,20 @@ class Keeper:
             return kept.manifest if kept else Manifest(taken_at=0.0, files=())
 
     async def _check_room(self, job_id: str, size: int) -> None:
-        """Raise NotSupported if a copy exceeds the disk limit of the policy."""
+        """Raise NotSupported if a copy would exceed the policy's disk limit."""
         here = await anyio.to_thread.run_sync(_bytes_below, self.ctx.home / "artifacts", job_id)
         limit = self.ctx.policy.teardown.background_gb * 1e9
         if here + size > limit:
-            sizes = f"{size / 1e9:.1f} GB do not fit into the {limit / 1e9:g} GB"
+            sizes = f"a copy of {size / 1e9:.1f} GB does not fit into the {limit / 1e9:g} GB"
             raise NotSupported(f"{sizes} that background_gb allows")
 
     async def _keep(self, job: JobRecord) -> bool:
         """Copy a job's outputs if all of them fit, and verify them.
 
-        Return False if a running job has not saved any file yet or is just saving. Raises NotSupported if the copy does
-        not fit.
+        Return False if a running job has saved no file yet, or may be saving one now. Raises NotSupported if the copy
+        does not fit.
         """
-        # most rounds copy nothing, and these imports take a second
+        # imported here, because these imports take a second and most rounds copy nothing
         from gpuwarden.lifecycle.artifacts.pull import pull
         from gpuwarden.lifecycle.artifacts.verify import verify_job
 
@@ -197,14 +197,14 @@ class Keeper:
                 await pull(self.ctx, job.id)
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_kept(self.ctx, job):
-                    raise  # otherwise the store is known to have no newer file than the copy here
+                    raise  # otherwise the store has no newer files than the local copy
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED:
             await verify_job(self.ctx, job.id)
         return True
 
 
 def _bytes_below(folder: Path, without: str) -> int:
-    """Return the size in bytes of the copies in a folder, without those of one job."""
+    """Return the total size in bytes of the copies in a folder, except those of one job."""
     total = 0
     for root, names, files in os.walk(folder):
         if Path(root) == folder:

@@ -1,8 +1,9 @@
 """Read the list that a job's runner stored in the artifact store, and decide whether that list is final.
 
-The runner signs each list with a key that is on no disk of the machine. A signed list with the end of the run describes
-the machine's files at that time. The list is final only if no file can have been written since: the same attempt, the
-same outputs, no later start of the machine, and, on a machine that stops itself, a check right before the stop.
+The runner signs each list with a key that is not stored on the machine's disks. A signed list that records the end of
+the run describes the machine's files at that time. The list is final only if no file can have been written since. This
+requires the same attempt, the same outputs, no later start of the machine, and, on a machine that stops itself, a check
+right before the stop.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ VIEW_NAMES: Final = 8
 
 
 class _Lenient(BaseModel):
-    """A list from a runner; unknown fields may come from a newer runner."""
+    """A part of a runner's list; unknown fields are ignored, because a newer runner may write them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -71,7 +72,7 @@ class _Skip(_Lenient):
 
 
 class KeptEnd(_Lenient):
-    """The end of a run. `look` is not empty if the machine was about to stop itself."""
+    """The end of a run. `look` identifies the last check before a self-stop; empty if there was none."""
 
     outputs: tuple[str, ...] = Field(max_length=1000)
     status: dict[str, Any]
@@ -123,7 +124,7 @@ class Kept:
 
 
 def open_store(ctx: Context, address: StoreAddress) -> Store:
-    """Return the store of an address, for reading. Raises NotSupported if its client is not installed."""
+    """Return a reader of the store at an address. Raises NotSupported if its client library is not installed."""
     if address.scheme == "s3":
         return S3Reader(address, ctx.env)
     reader = BucketReader if address.kind == "bucket" else RepoReader
@@ -138,7 +139,7 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
             store = open_store(ctx, address)
             content = await store.manifest(address.key(job.id, MANIFEST))
     except TimeoutError:
-        raise Unreachable(f"{address} gave no complete answer in {store_limit(0):g} s", "Try again.") from None
+        raise Unreachable(f"{address} did not respond completely within {store_limit(0):g} s", "Try again.") from None
     if content is None:
         return None
     try:
@@ -157,7 +158,7 @@ async def read_kept(ctx: Context, job: JobRecord) -> Kept | None:
 class KeptView:
     """A summary of the files in a job's artifact store.
 
-    `newest` are checkpoints and files, the latest first; `why` is the reason if the store is unknown or may lack files.
+    `newest` are checkpoints and files, the latest first. `why` explains why the store can't be read or may lack files.
     """
 
     address: str
@@ -174,7 +175,7 @@ async def kept_view(ctx: Context, job: JobRecord) -> KeptView:
             kept = await read_kept(ctx, job)
     except TimeoutError:
         return KeptView(
-            job.spec.artifact_store, why=because(Code.STORE_UNREACHABLE, message=f"no answer in {VIEW_S:g} s").text
+            job.spec.artifact_store, why=because(Code.STORE_UNREACHABLE, message=f"no response in {VIEW_S:g} s").text
         )
     except WardenError as error:
         return KeptView(job.spec.artifact_store, why=line(error.message, 300))
@@ -205,5 +206,5 @@ def unsettled(ctx: Context, job: JobRecord, kept: Kept) -> Reason | None:
 
 
 def reported_end(kept: Kept) -> Observation | None:
-    """Return the end of a job according to a store's list; None if the list contains no end."""
+    """Return how a job ended according to a store's list; None if the list has no record of the end."""
     return observation(kept.listed.end.status | {"now": kept.listed.taken_at}) if kept.listed.end else None

@@ -1,7 +1,7 @@
 """Copy a job's outputs from its artifact store if the machine can't be read.
 
 Every file is compared with the list that the runner signed: first the store's size and checksum, then the received
-bytes. If the store lacks a listed file, the file is reported by name as a problem, never omitted.
+bytes. A listed file that the store lacks is never omitted: it is reported by name as a problem.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WHY: Final[Mapping[Code, str]] = {
 
 @dataclass(frozen=True)
 class KeptSource:
-    """A job's files in its store, as a source for `receive`."""
+    """A source for `receive` that reads a job's files from its artifact store."""
 
     kept: Kept
 
@@ -62,10 +62,10 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
 
 
 async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
-    """Return a job's artifact store if the outputs are to be copied from it, else None.
+    """Return a job's artifact store if the outputs should be copied from it, else None.
 
-    The machine has to be at rest. If it stopped itself, it can be started again, so the store is used only if its list
-    is final (see `unsettled`) and no earlier copy from it lacked files. Raises NotFound for an empty store.
+    The machine must be off or gone. A machine that stopped itself can be started again, so its store is used only if
+    the list is final (see `unsettled`) and no earlier copy from it lacked files. Raises NotFound for an empty store.
     """
     if not job.spec.artifact_store or not await at_rest(ctx, job):
         return None
@@ -87,7 +87,7 @@ async def kept_copy(ctx: Context, job: JobRecord) -> Kept | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that no better copy than the present one can exist."""
+    """If the machine is gone, record that no better copy than the current one is possible."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
@@ -103,8 +103,8 @@ async def receive_kept(
 ) -> tuple[Pulled, Received]:
     """Copy the files that a store lists to `dest`.
 
-    Raises Conflict if the copy here is newer, or if the list is unsigned and has different files. Raises Unreachable if
-    the connection to the store is lost; the files received so far remain.
+    Raises Conflict if the local copy is newer, or if the list is unsigned and its files differ from the copy. Raises
+    Unreachable if the connection to the store is lost; the files received so far remain.
     """
     if better := better_here(ctx, job, kept):
         nothing_better(ctx, job)
@@ -138,7 +138,7 @@ async def receive_kept(
 
 
 async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
-    """Return the listed files that can't be copied, by path, with their reasons. Nothing is downloaded."""
+    """Return the reason for each listed file that can't be copied, by path. Nothing is downloaded."""
     refused: dict[str, str] = {}
     keys: dict[str, str] = {}
     for file in manifest.files:
@@ -153,7 +153,7 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
         with anyio.fail_after(limit):
             found: dict[str, StoredFile] = await kept.store.files(list(keys.values()), read=False)
     except TimeoutError:
-        raise Unreachable(f"{kept.address} gave no complete answer in {limit:g} s", "Try again.") from None
+        raise Unreachable(f"{kept.address} did not respond completely within {limit:g} s", "Try again.") from None
     rows = {row.path: row for row in kept.files}
     for file in manifest.files:
         if file.path in keys:
@@ -166,8 +166,8 @@ async def compare(kept: Kept, manifest: Manifest) -> dict[str, str]:
 def better_here(ctx: Context, job: JobRecord, kept: Kept) -> str:
     """Return a file of the last copy that is newer than the store's version, or a newer checkpoint that it lacks.
 
-    Return an empty string if there is none. A store with a final list is never older. The times in an unsigned list
-    prove nothing, so there a different file counts too.
+    Return an empty string if there is none. A store with a final list is never older. An unsigned list proves nothing
+    about times, so any file that differs from it counts as newer.
     """
     last = last_pull(ctx, job.id)
     if last is None or unsettled(ctx, job, kept) is None:

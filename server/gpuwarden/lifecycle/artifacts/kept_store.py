@@ -1,7 +1,7 @@
 """Compare a job's artifact store with the files on its machine, without downloading them.
 
-The machine lists its files with digests that the runner computes now; an authentic seal must match the digest. For each
-file, the store must pass three checks: its manifest lists the same content, the object exists, and the store's checksum
+The runner computes the digests of the machine's files again; an authentic seal must match the new digest. For each
+file, three checks must pass: the store's manifest lists the same content, the object exists, and the store's checksum
 of the object matches that content. Otherwise the file is unknown, with a reason.
 """
 
@@ -32,10 +32,10 @@ _CODES: Final[dict[type[WardenError], Code]] = {
 
 
 class StoreCopy(Frozen):
-    """The comparison of a job's artifact store with its machine.
+    """Result of comparing a job's artifact store with its machine.
 
     `files` are the paths of the files that equal the machine's, according to the store's checksum. `code` and `why`
-    explain why the store is not complete; None and "" if it is.
+    are the reason why the store is not complete; None and "" for a complete store.
     """
 
     address: str
@@ -45,7 +45,7 @@ class StoreCopy(Frozen):
 
 
 async def reachable(ctx: Context, store_url: str) -> Answer[str]:
-    """Return the problem of a store that a job is to use, "" if the store can be read; Unknown without an answer."""
+    """Return why a job can't use a store, "" if the store can be read; Unknown if the store does not respond."""
     try:
         with anyio.fail_after(store_limit(0)):
             await open_store(ctx, StoreAddress.parse(store_url)).reach()
@@ -59,7 +59,7 @@ async def reachable(ctx: Context, store_url: str) -> Answer[str]:
 
 
 async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
-    """Compare the store with the files on the machine now."""
+    """Compare the store with the current files on the machine."""
     store_url = job.spec.artifact_store
     try:
         there = await machine_digests(ctx, job, handle, listed)
@@ -75,7 +75,7 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
             rows = {row.path: row for row in KeptList.model_validate_json(content).files}
             objects = await store.files([address.key(job.id, file.path) for file in there.files])
     except TimeoutError:
-        return _unknown(store_url, because(Code.STORE_UNREACHABLE, message=f"no complete answer in {limit:g} s"))
+        return _unknown(store_url, because(Code.STORE_UNREACHABLE, message=f"no complete response within {limit:g} s"))
     except ValidationError as error:
         return _unknown(store_url, because(Code.STORE_INVALID, message=f"{error.error_count()} invalid fields"))
     except WardenError as error:
@@ -91,10 +91,10 @@ async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Ma
 
 
 async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> Manifest:
-    """Return the listing with each file's digest as the machine computes it now.
+    """Return the listing with digests that the machine computes now.
 
-    A file whose seal, times or size disagree with it gets no digest. A seal alone is not enough: it is valid for a size
-    and times, and a job can move another file with the same size and times to the sealed path.
+    A file gets no digest if its seal, times or size don't match. A seal alone is not enough: it is bound to a size and
+    times, and a job can move another file with the same size and times to the sealed path.
     """
     fresh = {f.path: f for f in (await ctx.backend(handle.backend).manifest(handle, job.outputs)).files}
 
@@ -109,7 +109,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
 
 
 def disagreement(file: Artifact, row: KeptRow | None, found: StoredFile | None) -> Code | None:
-    """Return why the store's object may differ from a file; None if the object is shown to be equal."""
+    """Return why the store's object may differ from a file; None if the object is proven equal."""
     if row is None or found is None:
         return Code.STORE_INCOMPLETE
     if file.sha256 is None or (row.size, row.sha256) != (file.size, file.sha256.removeprefix("sha256:")):

@@ -1,6 +1,6 @@
-"""Derive how far a job's outputs are verified: declared, copied, digest equal, loaded, kept.
+"""Determine which verification steps a job's outputs have passed: declared, copied, equal, loaded, kept.
 
-Everything is read from the ledger and this disk. A step that can't be checked from here is unknown, never yes.
+All facts come from the ledger and the local disk. A step that can't be checked locally is reported as unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rung(StrEnum):
 
 
 class Held(StrEnum):
-    """State of a step. NOT_YET: pending, without a problem. UNASKED: the job does not require the step."""
+    """State of a step. NOT_YET: pending, without a problem. UNASKED: not required by the job."""
 
     YES = "yes"
     NO = "no"
@@ -59,7 +59,7 @@ _COPIED = {Copy.NONE: Held.NOT_YET, Copy.STALE: Held.NOT_YET, Copy.PARTIAL: Held
 
 
 def ladder(ctx: Context, job: JobRecord) -> tuple[Step, ...]:
-    """Return the five steps of a job's outputs, starting with the declaration."""
+    """Return the states of the five steps for a job's outputs, in order."""
     return tuple(_steps(ctx, job))
 
 
@@ -78,7 +78,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else Standing()
-    # A verification of an older state of the files proves nothing about the present one.
+    # A verification of an older state of the files proves nothing about their current state.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)

@@ -1,9 +1,8 @@
 """Records of the pulled copies of a job's artifacts.
 
 A pull writes one record: the local path of each file, and the machine's manifest. A *seal* is a digest of the files'
-metadata (size, times, inode), so that a later check determines in milliseconds whether the copy is still the one that
-was verified. Changing a byte changes the seal: ordinary programs can't set back the time of a file's last status
-change.
+metadata (size, times, inode), so that a later check takes milliseconds to detect whether the copy changed since it was
+verified. A change to any byte changes the seal, because ordinary programs can't set a file's status change time.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from gpuwarden.private import private_folder, write_private
 
 
 class Standing(Frozen):
-    """State of the copy on this disk now. `verdict` is None if it was not verified since its last change.
+    """Current state of the local copy. `verdict` is None if it was not verified since its last change.
 
-    `equal`: every file has the digest in the manifest, regardless of the verdict on its content. `unread`: files in
-    unsupported formats, if the verdict is unknown only because of them; each copy equals the machine's file by digest.
-    `aside`: images, tables and logs, if the verdict is refuted only because of them; they are equally broken on the
-    machine.
+    `equal` is true if every file has the digest in the manifest, regardless of the verdict on its content. `unread`
+    lists files in unsupported formats if the verdict is unknown only because of them; their digests equal the
+    machine's. `aside` lists images, tables and logs if the verdict is refuted only because of them; they have the same
+    defects on the machine.
     """
 
     verdict: Verdict | None = None
@@ -65,12 +64,12 @@ class Pulled(Frozen):
         return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
 
     def has(self, file: Artifact) -> bool:
-        """Return whether exactly this file, by size, times and digest, was pulled."""
+        """Return whether the pulled file at this path has the same size, times and digest."""
         known = next((a for a in self.manifest.files if a.path == file.path and file.path in self.places), None)
         return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
     def local_manifest(self) -> Manifest:
-        """Return the machine's manifest with the local names of the files; an absolute path is under `machine/`.
+        """Return the machine's manifest with local file names; files with absolute paths are under `machine/`.
 
         A file that never existed is not a defect of the copy; the teardown gate reports it (TD-OUT-001).
         """
@@ -117,7 +116,7 @@ def last_pull(ctx: Context, job_id: str) -> Pulled | None:
 
 
 def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
-    """Return the pull of a record; None if the record was changed or lost."""
+    """Read the pull from a record file; None if the record was changed or lost."""
     try:
         pulled = Pulled.model_validate_json((ctx.home / "pulls" / record).read_bytes())
     except (OSError, ValueError):
@@ -126,7 +125,7 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 
 
 def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulled | None:
-    """Return the copy that counts for a job: the oldest complete, proven copy since its end, else the latest pull.
+    """Return the copy to use for a job: the oldest complete, proven copy since its end, else the latest pull.
 
     A later pull to another folder does not replace a proven copy. `listed` are the files on the machine now: a copy
     that lacks one of these files, or has an older version, does not count if another copy has all of them.
@@ -148,11 +147,11 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
 
 
 OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
-"""Rules of the gate that compare the copy with the files on the machine."""
+"""Gate rules that report that a copy is older than the files on the machine."""
 
 
 def copy_state(ctx: Context, job_id: str) -> Copy:
-    """Return the state of the copy that counts, from the ledger and this disk. The machine is not queried."""
+    """Return the state of a job's copy (see `copy_for`), without a query to the machine."""
     pulled, last = copy_for(ctx, job_id), ctx.ledger.last(f"job/{job_id}", ArtifactsPulled)
     if pulled is None or last is None:
         return Copy.NONE
@@ -178,9 +177,9 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
 
 
 def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
-    """Return whether a job's machine may have more files than the store that a copy came from.
+    """Return whether a job's machine may have files that were missing from the store when it was copied.
 
-    It may if the machine was started since, or if the store's list was not final, unless the machine is gone.
+    True if the machine was started since or the store's list was not final, unless the machine is gone.
     """
     if not (event.data.store or event.data.unsettled):
         return False
@@ -190,7 +189,7 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
 
 
 def pulled_log(ctx: Context, job_id: str, start: int, limit: int) -> LogChunk | None:
-    """Return a piece of the pulled log; a negative start counts from the end. None without a copy."""
+    """Return a part of the pulled log; a negative `start` counts from the end. None if no log was pulled."""
     pulled = last_pull(ctx, job_id)
     return read_piece(Path(pulled.dest) / LOG_NAME, start, limit) if pulled else None
 
@@ -242,7 +241,7 @@ def save_verified(ctx: Context, job: JobRecord, pulled: Pulled, before: str | No
 
 
 def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
-    """Return the verdict on a copy on this disk; an empty verdict if the copy has changed since its verification."""
+    """Return the verification state of a local copy; without a verdict if the copy changed since its verification."""
     proofs = ctx.ledger.events(f"job/{job_id}", kind=ArtifactsVerified)
     proof = next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
     if proof is None or proof.seal is None:

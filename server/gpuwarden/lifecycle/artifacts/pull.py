@@ -39,9 +39,9 @@ _CHUNK = 1 << 20
 class PullResult:
     """Result of a pull. `missing` are declared outputs that do not exist on the machine.
 
-    `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is the
-    reason why they did not come from the machine; `unsettled` is the reason why the store may lack files of the
-    machine. `log_lost` counts the bytes of the log that the machine no longer has, or that are beyond `LOG_LIMIT`.
+    `store` is the artifact store from which the files were copied, empty if they came from the machine; `lost` is why
+    the machine could not be read; `unsettled` is why the store may lack some of the machine's files. `log_lost` counts
+    the bytes of the log that the machine no longer has, or that exceed `LOG_LIMIT`.
     """
 
     job: JobRecord
@@ -68,12 +68,12 @@ async def pull(
     """Copy the declared outputs of a job to `dest` (default: gpuwarden's folder) and compare digests.
 
     `also` permanently declares further outputs: the teardown gate protects them like all other outputs. If the machine
-    is off, gone or silent, the files come from the job's artifact store, if it has one. A machine that stopped itself
+    is off, gone or unreachable, the files come from the job's artifact store, if any. A machine that stopped itself
     is started only if the store's list is not final or the store refuses access.
 
     Raises Conflict for a job that was never launched; BadRequest for a destination that is on the machine, belongs to
-    gpuwarden or contains other files; Unreachable if the machine does not answer (the next pull continues with the
-    files received so far); Refused if starting the machine costs more than the user allowed.
+    gpuwarden or contains other files; Unreachable if the machine does not respond (the next pull keeps the files
+    received so far); Refused if starting the machine costs more than the user allowed.
     """
     job = read_job(ctx.ledger, job_id)
     if not job.spec.artifact_store or also:
@@ -85,7 +85,7 @@ async def pull(
                 return await _pull_kept(ctx, job, kept, dest, progress)
             except AuthFailed:
                 if not parked(ctx, job):
-                    raise  # otherwise the files that the store refuses to send are on the machine
+                    raise  # otherwise the machine still has the files
     try:
         return await _pull_machine(ctx, job_id, dest, also, progress)
     except (Unreachable, Refused) as lost:
@@ -107,7 +107,7 @@ async def _pull_kept(
     progress: Callable[[Progress], None] | None,
     lost: str = "",
 ) -> PullResult:
-    """Copy the files that an artifact store lists. `lost` is the error if copying from the machine failed first."""
+    """Copy the files that an artifact store lists. `lost` is the error of a failed copy from the machine."""
     target = dest_of(ctx, job, dest)
     if dest is None:
         private_folder(target)
@@ -178,13 +178,13 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
     try:
         new = [path for path in dict.fromkeys(map(clean_path, also)) if path not in job.outputs]
     except ValueError as why:
-        raise BadRequest(f"also: {why}", "Name paths on the machine, as outputs are named.") from why
+        raise BadRequest(f"also: {why}", "Use paths on the machine, in the form of outputs.") from why
     if job.spec.artifact_store and (taken := [path for path in new if StoreAddress.reserved(path)]):
         raise BadRequest(
             f"also: the artifact store reserves {taken[0]} for its own files", "Give that output another name."
         )
     if len(job.outputs) + len(new) > MAX_OUTPUTS:
-        raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "Name a folder in place of its files.")
+        raise BadRequest(f"a job has at most {MAX_OUTPUTS} outputs", "List a folder instead of its files.")
     if new:
         ctx.ledger.add(job.subject, OutputsDeclared(outputs=(*job.declared, *new)))
     return read_job(ctx.ledger, job.id)
@@ -193,38 +193,38 @@ def declare(ctx: Context, job: JobRecord, also: Sequence[str]) -> JobRecord:
 def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     """Return the destination of the copies.
 
-    Raises BadRequest for one that is on the job's machine, among gpuwarden's own files, or not a usable folder.
+    Raises BadRequest for a destination that is on the job's machine, inside gpuwarden's own folders, or not usable.
     """
     own = ctx.home / "artifacts" / job.id
     target = (dest or own).expanduser().absolute()
     real = Path(*target.parts).resolve()
     root = job.place.root if job.place else ""
     if root and real.is_relative_to(Path(root).resolve()):
-        raise BadRequest(f"{target} is on the job's machine and would be lost with it", "Choose a folder outside.")
-    # samefile, because a file system may ignore case
+        raise BadRequest(f"{target} is on the job's machine and would be lost with it", "Choose another folder.")
+    # compared with samefile, because a file system may ignore case
     if real != own.resolve() and any(p.exists() and p.samefile(ctx.home) for p in (real, *real.parents)):
-        raise BadRequest(f"{target} is among gpuwarden's state files", "Choose a folder outside, or none.")
+        raise BadRequest(f"{target} is inside gpuwarden's state folder", "Choose another folder, or give none.")
     if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
         raise BadRequest(
-            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose a folder outside, or none."
+            f"{target} belongs to gpuwarden's policy, notes or profiles", "Choose another folder, or give none."
         )
     if not str(real).isprintable():
-        raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be displayed", "Choose a plainer name.")
+        raise BadRequest(f"{str(target)[:200]!a} contains characters that can't be displayed", "Choose another name.")
     if target.exists() and not target.is_dir():
-        raise BadRequest(f"{target} is not a folder", "Name a folder; it is created if it does not exist.")
+        raise BadRequest(f"{target} is not a folder", "Give a folder; it is created if it does not exist.")
     return real
 
 
 async def _pull_log(
     backend: Backend, handle: Handle, target: Path, artifacts: Iterable[str]
 ) -> tuple[Path | None, int]:
-    """Save the log's last part beside the artifacts, with a line in place of each missing part.
+    """Save the last part of the log next to the artifacts, with a line in place of each missing part.
 
-    Return its path and the number of missing bytes. A failure returns None and is ignored: the log is not evidence.
+    Return its path and the number of missing bytes. The path is None after a failure, because no check needs the log.
     """
     part = target / STAGING / f"{LOG_NAME}.draft"
     taken = {Path(local).relative_to(target).parts[0].casefold() for local in artifacts}
-    path = target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME  # no artifact is overwritten
+    path = target / STAGING / LOG_NAME if LOG_NAME in taken else target / LOG_NAME  # don't overwrite an artifact
     try:
         chunk = await backend.logs(handle, 0, 1)
         lost = cursor = max(0, chunk.size - LOG_LIMIT)

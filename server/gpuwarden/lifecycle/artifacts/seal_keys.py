@@ -1,8 +1,8 @@
 """Authenticate the seals of a machine: digests that gpuwarden's sealer computed there right after a save.
 
 A job runs as the same user as the sealer, so it can write arbitrary lines into the seal log. Therefore each line has a
-MAC under a key of the job. The runner receives that key over stdin, and it is on no disk of the machine. A line without
-a valid MAC does not count as a seal, and the report names it.
+MAC with a key of the job. The runner receives that key over stdin, and it is not stored on the machine. A line without
+a valid MAC does not count as a seal, and the report mentions it.
 
 SECURITY.md lists the limits of a seal.
 """
@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.context import Context
 SEAL_KEY = "GPUWARDEN_SEAL_KEY"
 """Name of the key among the secrets that the runner receives; the runner removes it before the job starts."""
 CLOCK_S = 300.0
-"""Largest difference in seconds between the clocks of one machine's files, because some may be on a network disk."""
+"""Tolerance in seconds between the clocks that set one machine's file times; a network disk has its own clock."""
 
 
 def job_key(ctx: Context, job_id: str) -> str:
@@ -26,7 +26,7 @@ def job_key(ctx: Context, job_id: str) -> str:
 
 
 def believed(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
-    """Return the manifest with the sealed digest of each file whose seal is authentic and timely."""
+    """Return the manifest with the sealed digest of each file that has an authentic seal with a plausible time."""
     if not any(f.seal for f in manifest.files):
         return manifest
     key = job_key(ctx, job_id).encode()
@@ -35,7 +35,7 @@ def believed(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
         seal = file.seal
         if seal is not None:
             signed = seal.model_dump() | dict(zip(seal_log.STAMP, file.stamp, strict=True))
-            # a seal comes after the file's last change and before the manifest
+            # a seal is made after the file's last change and before the manifest
             timely = file.ctime_ns / 1e9 - CLOCK_S <= seal.sealed_at <= manifest.taken_at + CLOCK_S
             if timely and seal_log.made_with(key, signed):
                 fields = ("sha256", "sealed_at", "part_size", "parts_sha256")

@@ -42,15 +42,15 @@ async def verify(
     progress: Count | None = None,
     limits: Limits | None = None,
 ) -> Report:
-    """Verify WHAT: a job id, `hf://owner/name`, or a path.
+    """Verify `what`: a job id, `hf://owner/name`, or a path.
 
     `against` is a path or an address on the Hub to compare with; if the instance verifies, a path on the instance. The
     default level is `load`; on the Hub it is `structure`, because deeper levels download; on the instance, `content`.
-    `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` bounds a verification of
-    a path or on the instance; `limits` bounds the resources spent on a single file here.
+    `auto` verifies on the instance if none of the job's outputs has been pulled yet. `budget` limits the verification
+    of a path or on the instance; `limits` limits the resources for a single local file.
     """
     if not what.strip() or (against is not None and not against.strip()):
-        raise BadRequest("the path is empty", "Name a file or folder; the working folder is a dot.")
+        raise BadRequest("the path is empty", "Give a file or folder; `.` is the working folder.")
     if ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}:
         job = read_job(ctx.ledger, what)
         if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
@@ -81,7 +81,7 @@ async def verify(
 
 
 def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
-    """Return the pull whose folder contains a path, and the path relative to that folder; None and "" without one."""
+    """Return the pull whose folder contains a path, and the path relative to that folder; else None and ""."""
     try:
         real = path.resolve()
         for folder in (real, *real.parents):
@@ -133,8 +133,8 @@ async def verify_job(
         proved += (f"{sealed:,} of {len(listed.files):,} files were sealed on the machine right after they were saved",)
     if claimed:
         not_ours = (
-            f"{claimed:,} files have a seal on the machine that is not confirmed as gpuwarden's (the job can write "
-            "such lines too): each counts as not sealed"
+            f"{claimed:,} files have a seal on the machine that is not confirmed as gpuwarden's (a job can also write "
+            "seal lines): each of these files counts as not sealed"
         )
         warnings += (not_ours,)
     return report.model_copy(update={"job": job_id, "proved": proved, "warnings": warnings})
@@ -151,7 +151,7 @@ async def verify_file(
     manifest: Manifest | None = None,
     under: str = "",
 ) -> Report:
-    """Verify any checkpoint file or folder of this machine. Nothing is recorded.
+    """Verify any local checkpoint file or folder. Nothing is recorded.
 
     `manifest` is the manifest that a pull recorded for its files, `under` the path relative to the pulled folder.
     """

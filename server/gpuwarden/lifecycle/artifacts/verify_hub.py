@@ -33,7 +33,7 @@ HEADER_S = 300.0
 HEADER_BYTES = 1 << 30
 MOST_UNASKED = 50 << 30
 """Largest download in bytes for a caller with a budget."""
-_THREADS = 8  # a request mostly waits for the network
+_THREADS = 8  # requests spend most of their time waiting for the network
 _ROOM = 1 << 30
 _T = TypeVar("_T")
 
@@ -60,8 +60,8 @@ async def verify_hub(
         made = report(found, level, address, against)
         known = sum(f.sha256 is not None for f in listing.files.values())
         unread = (
-            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, and comparing it needs "
-            f"a download; level content downloads {listing.bytes:,} bytes"
+            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, and comparing "
+            f"them requires level content, which downloads {listing.bytes:,} bytes"
         )
         proved = made.proved
         if made.verdict is Verdict.PROVEN:
@@ -69,7 +69,7 @@ async def verify_hub(
         return made.model_copy(update={"not_checked": (unread, *made.not_checked[1:]), "proved": proved})
     if budget and listing.bytes > MOST_UNASKED:
         raise Refused(
-            f"{address} has {listing.bytes:,} bytes, and level {level} downloads them",
+            f"{address} has {listing.bytes:,} bytes, and level {level} would download all of them",
             (
                 do(Action.VERIFY, path=address, level="structure"),
                 f"For level {level}, verify it at a terminal, where no size limit applies.",
@@ -130,7 +130,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
 
 
 def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
-    """Return the folders of a repo in the form of a walk over a disk."""
+    """Return a repo's folders as a `Tree`, like a folder on disk."""
     top = Folder(root, "")
     folders = {"": top}
     for path, file in sorted(files.items()):
@@ -145,7 +145,7 @@ def _tree(root: Path, files: dict[str, HubFile]) -> Tree:
 
 
 def _downloaded(listing: Listing, config: HubConfig) -> Path:
-    """Download the files and return their folder. Raises DiskError if they do not fit, Unreachable if that fails."""
+    """Download the files; return their folder. Raises DiskError for a full disk, Unreachable for a failed download."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE)
@@ -158,7 +158,7 @@ def _downloaded(listing: Listing, config: HubConfig) -> Path:
         )
     try:
         return download(listing, config)
-    except Exception as error:  # huggingface_hub raises errors of several HTTP and file libraries
+    except Exception as error:  # huggingface_hub raises the errors of several libraries
         raise Unreachable(
             f"{listing.address.repo} could not be downloaded: {type(error).__name__}: {line(error, 160)}",
             "Try again: the download resumes.",

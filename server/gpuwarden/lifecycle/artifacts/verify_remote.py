@@ -1,7 +1,7 @@
 """Examine a job's outputs on the machine that wrote them, so that large outputs can be checked without a download.
 
-The result is a claim of that machine. It shows whether the files there are intact, but does not replace a copy that
-survives the machine's end, so the teardown gate does not use it.
+The result is only reported by that machine. It shows whether the files there are intact, but the files are still lost
+with the machine, so the teardown gate does not use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 LOOK_S = 3600.0
 _MOST = 2_000
-CLAIM = "a copy: the machine examined its own files, which is only a claim, and nothing was pulled"
+CLAIM = "a copy: nothing was pulled, and only the machine itself examined its files"
 
 
 class _Foreign(BaseModel):
@@ -52,7 +52,7 @@ class _File(_Said):
     unread: bool = False
 
     def entry(self, path: str) -> Entry:
-        """Return the file as an entry of the findings, with every line from the machine bounded."""
+        """Return the file as an `Entry`, with every text from the machine truncated."""
         return Entry(
             path,
             line(self.format, 100),
@@ -75,7 +75,7 @@ class _Folder(_Said):
     resume: list[str] = Field(default=[], max_length=10)
 
     def judgement(self, path: str) -> Judgement:
-        """Return the folder as a judgement of the findings, with every line from the machine bounded."""
+        """Return the folder as a `Judgement`, with every text from the machine truncated."""
         return Judgement(
             line(self.layout, 100),
             path,
@@ -110,20 +110,20 @@ class _Found(_Foreign):
 async def verify_there(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
-    """Examine a job's files on its machine, and record the report as a claim.
+    """Examine a job's files on its machine, and record the report as a claim of the machine.
 
-    `against` is a path on the machine, in the form of outputs: relative to the working folder, or absolute.
+    `against` is a path on the machine, like an output: relative to the working folder, or absolute.
     Raises BadRequest for an invalid path, Conflict for a job without files, NotSupported if the backend can't do it.
     """
     if against is not None and against.startswith(SCHEME):
         raise BadRequest(
             f"the instance compares only with its own files, not with {against[:120]!r}",
-            "Name a path there, or pull the outputs and compare here.",
+            "Give a path on the instance, or pull the outputs and compare locally.",
         )
     try:
         against = None if against is None else clean_path(against)
     except ValueError as why:
-        raise BadRequest(f"against: {why}", "Name a path on the instance, as outputs are named.") from why
+        raise BadRequest(f"against: {why}", "Use a path on the instance, in the form of outputs.") from why
     if job.handle is None:
         raise Conflict(
             f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
@@ -144,9 +144,9 @@ async def verify_there(
 
 
 def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
-    """Validate the machine's findings, and return them under the names of the outputs.
+    """Validate the machine's findings, and return them by output.
 
-    The second return value merges the comparisons of the outputs that contain a model.
+    The second return value combines the comparisons of all outputs that contain a model.
     """
     found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
     for output, raw in answer.items():
@@ -154,7 +154,7 @@ def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compar
             said = _Found.model_validate(dict(raw))
         except ValidationError as error:
             raise BadReply(
-                f"the machine's findings are invalid at {error.errors()[0]['loc']}", "Pull, then verify here."
+                f"the machine's findings are invalid at {error.errors()[0]['loc']}", "Pull, then verify the copy."
             ) from error
         if said.error:
             found.doubts.append(f"{output}: {line(said.error, 200)}")

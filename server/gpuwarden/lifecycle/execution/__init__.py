@@ -1,1 +1,1 @@
-"""Provision a machine, launch the job there, follow it to its end."""
+"""Provision a machine, launch the job on it, and track the job until it ends."""

@@ -1,7 +1,7 @@
-"""Advance a job as far as possible now. Any process may do so; after a crash, the next call finishes the open step.
+"""Advance a job as far as currently possible. Any process may call it; after a crash, the next call finishes the step.
 
 Every step records its intent, commits, makes its call, and records the outcome. If an intent has no outcome, the step
-first searches for the effect of the earlier call, and repeats the call only if there is no effect.
+first checks whether the earlier call took effect, and repeats the call only if it did not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def advance(ctx: Context, job_id: str) -> JobRecord:
 async def advance_locked(ctx: Context, job_id: str) -> JobRecord:
     """Advance a job whose lock the caller holds.
 
-    A step is not started if it could exceed the patience of waiting callers.
+    A step is not started if it could take longer than other callers wait for the lock.
     """
     begun = anyio.current_time()
     for _ in range(MAX_STEPS):

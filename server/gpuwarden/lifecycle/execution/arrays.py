@@ -1,9 +1,9 @@
-"""Send jobs to their engine as one array, once, and record each of them as submitted.
+"""Submit jobs to their engine as one array, exactly once, and record each job as submitted.
 
-The jobs were accepted, and their submission announced, in one transaction with the intent of the array. Any process
-that advances one of them sends the whole array, under its lock. After a crash or a lost reply the array is sent again,
-and the backend recognizes the jobs that it already has. If the fan-out was ended meanwhile, only the jobs that the
-backend already has are recorded.
+One transaction records the acceptance of the jobs, the intent to submit them, and the intent of the array. Any process
+that advances one of the jobs submits the entire array, under the array's lock. After a crash or a lost reply the array
+is submitted again, and the backend skips the jobs that it already has. If the fan-out was ended in the meantime, only
+the jobs that the backend already has are recorded as submitted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, recalled
 
 
 async def send_array(ctx: Context, token: str) -> bool:
-    """Send the unsent jobs of an array. Return whether they changed their state. Raises NotFound for a missing secret.
+    """Submit the remaining jobs of an array. Return whether their states changed. Raises NotFound for a missing secret.
 
-    A job that is to be canceled is included if it may have been sent before, so that it can be stopped. If the fan-out
-    was ended, no job is sent before the engine has answered for every job.
+    A job with a cancel request is included if it may have been submitted before, so that it can be stopped. If the
+    fan-out was ended, no job is submitted until the engine has reported for each job whether it exists.
     """
     intent = ctx.ledger.used(ArrayIntent, token)
     assert intent is not None, token
@@ -54,7 +54,7 @@ async def send_array(ctx: Context, token: str) -> bool:
                 tasks = [await order_of(ctx, job, secrets[job.id], 1) for job in jobs]
                 handles = await backend.submit_array(tasks, first.place, token, at_once=intent.data.at_once)
         except (*MAYBE_DONE, TimeoutError):
-            return False  # it may have been sent; the next call asks the backend
+            return False  # it may have been submitted; the next call submits it again
         except WardenError as refusal:
             with ctx.ledger.transaction():
                 for job in jobs:
@@ -68,7 +68,7 @@ async def send_array(ctx: Context, token: str) -> bool:
 
 
 async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
-    """Return the backend's handle of a job whose launch was announced; Known(None) if it has none."""
+    """Return the backend's handle of a job that may have been submitted; Known(None) if the backend has no such job."""
     assert job.place is not None
     try:
         return await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)

@@ -1,8 +1,8 @@
-"""Contact a machine over SSH for the first time: pin its host key, then check that it is fit for a job.
+"""Contact a machine over SSH for the first time: pin its host key, then check that it can run a job.
 
 The key is recorded, for the lease or for the user's machine, before any other data is sent. From then on, no other key
-is accepted. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented: the user
-decides about its end. The user's machine is probed by the submit gate.
+is accepted. A rented machine is probed once. If it is unfit, the job fails and the machine stays rented until
+the user decides. A machine that the user owns is probed by the submit gate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unfit(Refused):
 
 
 async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
-    """Return the place with its host key pinned, after the machine was found fit. A repeated call skips finished steps.
+    """Pin the machine's host key, check the machine, and return its place. A repeated call skips finished steps.
 
     Raises NoContact while the machine can't be reached, Unfit with the findings.
     """
@@ -62,16 +62,16 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
 
 
 def pinned(ctx: Context, lease_id: str, place: Place) -> Place:
-    """Return the provider's place with the host key from the first contact."""
+    """Return the place that the provider reported, with the host key from the first contact."""
     trusted = ctx.ledger.last(f"lease/{lease_id}", HostTrusted)
     return place.model_copy(update={"host_key": trusted.data.host_key}) if trusted else place
 
 
 async def pin_host_key(ctx: Context, place: Place) -> Place:
-    """Return the user's machine with its host key pinned: the key in known_hosts, else that of the first contact.
+    """Return the user's machine with its host key pinned: the key in known_hosts, or else that of the first contact.
 
-    A place without a host is this machine, which has no host key. Raises HostKeyChanged for another key, and the
-    backend's errors if the machine can't be reached.
+    The local machine has no host key. Raises HostKeyChanged if the key differs from the pinned one, and the backend's
+    errors if the machine can't be reached.
     """
     backend = ctx.backend(ctx.profile(place.platform).backend)
     if not isinstance(backend, Keyed) or place.host is None:
@@ -82,8 +82,8 @@ async def pin_host_key(ctx: Context, place: Place) -> Place:
         if trusted is not None and key.first_contact:
             changed = HostKeyChanged(str(place.host), trusted.data.fingerprint, key.fingerprint)
             changed.next_steps = steps(
-                "Another machine has that address or intercepts the connection. If you reinstalled yours, compare "
-                f"the fingerprint on the machine itself and let ssh add it to your known_hosts: ssh {place.host}"
+                "Another machine has that address or intercepts the connection. If you reinstalled your machine, "
+                f"compare the fingerprint on it, then run ssh once to add it to your known_hosts: ssh {place.host}"
             )
             raise changed
         ctx.ledger.add(subject, _contact(place, key))

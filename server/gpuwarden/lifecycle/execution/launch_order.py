@@ -16,31 +16,31 @@ from gpuwarden.lifecycle.records import JobRecord
 def secrets_of(ctx: Context, job: JobRecord, *, seals: bool) -> dict[str, str]:
     """Return the secrets for a job.
 
-    Raises NotFound for a secret without a value in this process. `seals`: gpuwarden's sealer runs beside the job, and
-    removes its key from the secrets.
+    Raises NotFound for a secret without a value in this process. `seals` is true if gpuwarden's sealer runs next to the
+    job; the sealer removes its key from the secrets.
     """
     store = StoreAddress.parse(job.spec.artifact_store) if job.spec.artifact_store else None
     missing = [name for name in (*job.spec.secrets, *(store.secrets if store else ())) if not ctx.env.get(name)]
     if missing:
         raise NotFound(
             f"job {job.id} needs secrets that have no value in this process: {', '.join(missing)}",
-            "Set them in the environment that gpuwarden runs in, then call again; the job waits.",
+            "Set them in gpuwarden's environment, then call again; the job waits until then.",
         )
     secrets = {name: ctx.env[name] for name in job.spec.secrets}
-    if store:  # the runner removes these, because they are for the uploader, not for the job
+    if store:  # for the uploader; the runner removes them before the job starts
         secrets |= {OWN_KEYS + name: value for name, value in store.handed(ctx.env).items()}
     names = (*job.spec.secrets, *(store.credentials if store else ()))
     ctx.known_secrets.remember(ctx.env[name] for name in names if ctx.env.get(name))
     if seals:
-        from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key  # lazy: status calls need no sealing
+        from gpuwarden.lifecycle.artifacts.seal_keys import SEAL_KEY, job_key  # slow import
 
         secrets[SEAL_KEY] = job_key(ctx, job.id)
     return secrets | report_secrets(ctx, job, runner=seals)
 
 
 async def order_of(ctx: Context, job: JobRecord, secrets: dict[str, str], attempt: int) -> ArrayTask:
-    """Return an attempt of a job in the backend's form, with its local input files."""
-    from gpuwarden.lifecycle.submission.input_store import staged  # lazy: status calls need no inputs
+    """Return one attempt of a job as the backend expects it, with its local input files."""
+    from gpuwarden.lifecycle.submission.input_store import staged  # slow import
 
     inputs = await anyio.to_thread.run_sync(staged, ctx.input_store, job.inputs)
     inputs |= await anyio.to_thread.run_sync(resumed_from, ctx, job)

@@ -1,4 +1,4 @@
-"""Resume a paused job: its process saved and ended on request, and is launched again in the same folder on request.
+"""Resume a paused job: its process saved a checkpoint and ended; on request it is launched again in the same folder.
 
 A pause does not count as a restart. Every user who may submit jobs may pause and resume them; the cost of a resume
 stays within the amount approved for the job, or within the caps. The machine is billed until the user approves its
@@ -71,7 +71,7 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
-    """Relaunch a job whose machine was reclaimed, if the user allowed that; end any other job without a machine."""
+    """Relaunch a job whose machine was reclaimed, if the user allowed it; otherwise end the job."""
     if may_relaunch(ctx, job.id) and taken(ctx, job):
         return job.resume_requested and await relaunch(ctx, job)
     if ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None:
@@ -80,7 +80,7 @@ async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instance) -> bool:
-    """Return whether a machine runs. If it does not, request its start; the next call polls it again."""
+    """Return whether a machine runs. If not, request its start; the next call polls it again."""
     if machine.state is InstanceState.INTERRUPTED:
         await restart(ctx, lease, machine)
     if machine.state is InstanceState.STOPPED and lease.state is not Lease.STOPPING and _start_due(ctx, job, lease):
@@ -97,7 +97,7 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
 
 
 def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Return whether a start may be requested now: at once, then after growing waits."""
+    """Return whether a start may be requested now: the first one at once, further ones after increasing delays."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
     wait_s = min(START_AGAIN_S * 2.0 ** min(len(tries) - 1, 16), LONGEST_START_S)

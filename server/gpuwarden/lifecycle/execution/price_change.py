@@ -1,8 +1,8 @@
 """Handle a machine whose price is above the checked one: the job is launched only within the caps or after approval.
 
-Some platforms report the true price only with the machine. That price is compared with the caps before the launch. If
-it is above them, the job waits for approval; if it is not approved in time, the machine is given back; it never ran a
-job.
+Some platforms report the true price only after the machine was created. That price is compared with the caps before the
+launch. If it is above them, the job waits for approval. If it is not approved in time, the machine is terminated; it
+has not run a job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuwarden.lifecycle.leases.budgets import over_caps, spending_approved
 from gpuwarden.lifecycle.records import JobRecord
 
 ROUNDING: Final = 1.01
-"""Factor by which a price may exceed the checked one, because platforms round their prices differently."""
+"""Factor by which a price may exceed the checked one, because platforms round prices differently."""
 
 
 def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["yes", "ask", "no"]:
-    """Return whether a job may be launched at its machine's price. `no`: the price was not approved in time."""
+    """Return whether a job may be launched at its machine's price. "no" means that it was not approved in time."""
     price, allowed = machine.price_usd_per_hour, allowed_price(ctx, job)
     if price is None or allowed is None or price <= allowed * ROUNDING:
         return "yes"
@@ -61,7 +61,7 @@ def price_settled(ctx: Context, job: JobRecord, machine: Instance) -> Literal["y
 
 @dataclass(frozen=True)
 class PriceQuestion:
-    """A question to the user about the price of a job's machine, and the steps that answer it."""
+    """A question to the user about the price of a job's machine, and the next steps."""
 
     text: str
     next_steps: tuple[NextStep, ...]
@@ -75,20 +75,20 @@ def price_question(ctx: Context, job: JobRecord) -> PriceQuestion | None:
         return None
     text = (
         f"{asked.data.why}. The job is not launched, and the machine is billed. Without approval, the machine is "
-        "given back when the boot limit is reached."
+        "terminated when the boot limit is reached."
     )
     resume = do(Action.CHECK, "to launch the job after the approval", job_id=job.id)
     return PriceQuestion(text, (approval(asked.data.ticket), resume), asked.data.ticket)
 
 
 def allowed_price(ctx: Context, job: JobRecord) -> float | None:
-    """Return the checked price per hour, or a higher one that was accepted since; None if it is unknown."""
+    """Return the checked price per hour, or a higher price that was accepted later; None if it is unknown."""
     settled = ctx.ledger.last(job.subject, PriceAccepted)
     return settled.data.price if settled else job.price
 
 
 def _said(price: float, allowed: float) -> str:
-    return f"the machine costs {usd_per_hour(price)}, and {usd_per_hour(allowed)} was checked"
+    return f"the machine costs {usd_per_hour(price)}, but the checked price was {usd_per_hour(allowed)}"
 
 
 def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str:
@@ -96,7 +96,7 @@ def _question(ctx: Context, job: JobRecord, price: float, allowed: float) -> str
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
     if issued is not None and issued.data.ask:
-        return f"{_said(price, allowed)}, which the user approved"
+        return f"{_said(price, allowed)}, and the user approved only that price"
     if job.worst_cost is None or job.price is None:
         return f"{_said(price, allowed)}, and the job's maximum cost is unknown"
     over = over_caps(ctx, job.spec, job.worst_cost * price / job.price, job.person, of=(job.id,))

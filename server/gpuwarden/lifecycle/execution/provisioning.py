@@ -1,4 +1,4 @@
-"""Advance an accepted job to a usable machine, or give the machine back if it does not become usable.
+"""Advance an accepted job to a usable machine, or terminate the machine if it does not become usable.
 
 Every step records its intent, commits, makes its call, and records the outcome. After a lost reply, the instance is
 searched for by its token. A step returns whether the job changed its state, so that the next step can follow.
@@ -55,11 +55,11 @@ RELAUNCH_WAIT_S: Final = 300.0
 """
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
-"""Seconds before a retry at a platform that rate-limits orders: the first wait, and the maximum as it doubles."""
+"""Seconds before a retry at a platform that rate-limits orders: the first delay, and the maximum after doubling it."""
 FETCH_S: Final = 3600
 """Seconds that a machine is kept after its job's time limit, so that the user can pull its outputs.
 
-They are added to every grace period that the user set.
+This time is added to any grace period that the user set.
 """
 
 
@@ -73,7 +73,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
         with anyio.fail_after(STEP_S):
             place = await pin_host_key(ctx, ctx.owned_place(job.spec.platform))
     except (*MAYBE_DONE, TimeoutError):
-        return False  # the machine does not answer; the job waits
+        return False  # the machine does not respond; the job waits
     except WardenError as refusal:
         failed = JobFailed(code=refusal.code, following=tuple(s.as_dict() for s in refusal.next_steps))
         return move(ctx, job, failed, because(Code.REFUSED_HOST, message=refusal.message))
@@ -105,7 +105,7 @@ async def rent(ctx: Context, job: JobRecord) -> bool:
         ctx.ledger.add(f"lease/{lease}", intent, token=lease)
         rents = JobProvisioning(lease=lease, generation=generation)
         ctx.ledger.add(job.subject, rents, moves=job.state is not Job.PROVISIONING)
-    # At most the checked price, and no longer than needed. A platform without a price gets no price cap.
+    # The request limits the price to the checked one, if known, and the lifetime to the longest time needed.
     job, spec = read_job(ctx.ledger, job.id), job.spec
     most_s = longest_run_s(ctx, spec)
     limits = {"max_price_usd_per_hour": job.price, "deadline_s": most_s and most_s + FETCH_S + patience_s(ctx, job.id)}
@@ -125,20 +125,20 @@ def wanted(spec: JobSpec) -> Resources:
 
 
 def patience_s(ctx: Context, job_id: str) -> int:
-    """Return the longest time in seconds that the user allowed between the end of the job and that of its machine."""
+    """Return the longest time in seconds that the user allowed between the job's end and the machine's teardown."""
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     parking = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     return math.ceil(max(ordered.data.grace_s if ordered else 0.0, parking.data.after_s if parking else 0.0))
 
 
 async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: Resources) -> bool:
-    """Send the create request and record its outcome; an answer with a machine of another lease counts as lost.
+    """Send the create request and record its outcome. A response with another lease's machine is treated as lost.
 
     A platform may refuse a request and still carry it out, and its list may be outdated. Therefore the job keeps
     waiting for its machine, which counts as billing, until a second poll `settle_s` seconds later: if a machine is
     found, it is adopted as if the request had succeeded; otherwise the job fails with the refusal. If the same work is
-    submitted elsewhere meanwhile, the user must approve it (`spending_question`). A refusal before anything was
-    ordered, such as an empty search result, is certain: the job fails at once, and the caller can submit it elsewhere.
+    submitted elsewhere meanwhile, the user must approve it (`spending_question`). If the platform refuses before
+    anything was ordered, such as for an empty search result, the job fails at once and can be submitted elsewhere.
     """
     try:
         answer: Answer[Instance] = await ctx.provider(lease.platform).create(resources, lease.id)
@@ -153,9 +153,9 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
                 ctx.ledger.add(lease.subject, CreateRefused(why=refusal.message))
         return _refused_for_good(ctx, job, lease) if refusal.unsent else await _adopt(ctx, lease)
     if isinstance(answer, Known) and answer.value.token != lease.id:
-        answer = Unknown(f"the answer names machine {answer.value.id}, which does not carry the token {lease.id}")
+        answer = Unknown(f"the response contains machine {answer.value.id}, which does not have the token {lease.id}")
     if isinstance(answer, Known) and (other := _holder(ctx, lease, answer.value)):
-        answer = Unknown(f"the answer names machine {answer.value.id}, which belongs to lease {other}")
+        answer = Unknown(f"the response contains machine {answer.value.id}, which belongs to lease {other}")
     if isinstance(answer, Unknown):
         ctx.ledger.add(lease.subject, CreateUnknown(why=answer.why))
         return False
@@ -171,22 +171,22 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
 def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     """Fail a job whose request was refused, or advance it to its next choice if the platform had no capacity.
 
-    A request that was rate-limited or lost is repeated.
+    A rate-limited or lost request is repeated instead.
     """
     doubted = ctx.ledger.last(lease.subject, CreateDoubted)
     if doubted is None or doubted.data.code == RateLimited.code or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
-        return False  # many machines were interrupted at the same time, so one may be free later
+        return False  # after an interruption of many machines, capacity may be free again later
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         return _move_on(ctx, job, lease, doubted.data.why)
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
 def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Record that a job continues with its next choice; the next step sends the request there.
+    """Record that a job continues with its next choice; the next step sends the request to that platform.
 
-    The lease of the abandoned request is confirmed to have rented nothing; otherwise the job would wait for it.
+    Also record that the abandoned lease rented nothing; otherwise the job would keep waiting for it.
     """
     following = job.choices[job.choice + 1]
     given_up = JobMovedOn(
@@ -208,7 +208,7 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
     """Return another lease of this machine, if any.
 
-    Two jobs must not share a machine, or ending it for one job ends both.
+    Two jobs must not share a machine, because ending it for one job would end both.
     """
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
@@ -221,7 +221,7 @@ def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
 
 
 async def provisioning(ctx: Context, job: JobRecord) -> bool:
-    """Wait for the rented machine; if the answer to the request was lost, find the machine first."""
+    """Wait for the rented machine; if the reply to the create request was lost, search for the machine first."""
     assert job.lease is not None
     if job.cancel_requested:
         return move(ctx, job, JobCanceled(), because(Code.CANCELED_EARLY))
@@ -269,7 +269,7 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
     if isinstance(found, Unknown):
         return False
     if found.value:
-        with ctx.ledger.transaction():  # the search ends with the first instance, so record all
+        with ctx.ledger.transaction():  # all at once, because the search is not repeated
             ctx.ledger.add(lease.subject, LeaseAdopted(instance=found.value[0]))
             for extra in found.value[1:]:
                 record_extra(ctx, lease, extra)
@@ -295,8 +295,8 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
         found = Unknown(error.message)
     if isinstance(found, Known):
         ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
-        held = any(_holder(ctx, lease, i) for i in ours)  # neither found nor proven absent
-        found = Unknown("the machine that carries the token belongs to another lease") if held else Known(tuple(ours))
+        held = any(_holder(ctx, lease, i) for i in ours)  # neither found nor proven to be absent
+        found = Unknown("the machine with the token belongs to another lease") if held else Known(tuple(ours))
     if isinstance(found, Unknown):
         ctx.unseen[lease.id] = found.why
     else:
@@ -310,7 +310,7 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
     while ctx.ledger.state(f"lease/{lease.id}-extra{n}") is not None:
         n += 1
     subject = f"lease/{lease.id}-extra{n}"
-    why = "a second instance carries this token"
+    why = "a second instance has this token"
     opened = LeaseExtra(job=lease.job_id, platform=lease.platform, account=lease.account, why=why)
     with ctx.ledger.transaction():
         ctx.ledger.add(subject, opened)
@@ -318,7 +318,7 @@ def record_extra(ctx: Context, lease: LeaseRecord, extra: Instance) -> None:
 
 
 async def _booting(ctx: Context, job: JobRecord, lease: LeaseRecord, answer: Answer[Instance | None]) -> bool:
-    """Act on the state of a rented machine: contact it, wait, restart it, or give it back."""
+    """Handle the state of a rented machine: contact it, wait, restart it, or terminate it."""
     if isinstance(answer, Unknown):
         return False
     instance = answer.value
@@ -360,7 +360,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
             with anyio.fail_after(STEP_S):
                 place = await bootstrap(ctx, lease, instance.place)
         except TimeoutError:
-            raise NoContact(f"it did not answer within {STEP_S:g} s") from None
+            raise NoContact(f"it did not respond within {STEP_S:g} s") from None
     except NoContact as silence:
         waiting = ctx.ledger.last(lease.subject, HostWaiting)
         limit = ctx.profile(lease.platform).limits.boot_timeout_s
@@ -378,7 +378,7 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Give back an instance that did not become usable. It did not run a job, so no outputs can be lost."""
+    """Terminate an instance that did not become usable. It did not run a job, so no outputs can be lost."""
     why = _intend_to_abandon(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
@@ -386,7 +386,7 @@ async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -
 
 
 def _intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
-    """Record, once, that an instance is given back, and return the recorded reason."""
+    """Record once that an instance will be terminated, and return the recorded reason."""
     intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
         intent = ctx.ledger.add(lease.subject, AbandonIntent(why=why))

@@ -20,14 +20,14 @@ OWN_FAULTS: Final = frozenset({
     Code.EXITED, Code.NOT_STARTED, Code.TIME_LIMIT, Code.OUT_OF_MEMORY, Code.RESTARTS_USED, Code.REFUSED_LAUNCH,
     Code.UNFIT_HOST, Code.NOT_INTERRUPTED,
 })  # fmt: skip
-"""Reasons that would end the job on another machine too."""
+"""Reasons that would also end the job on another machine."""
 UNCLEAR: Final = frozenset({Code.VANISHED, Code.KILLED_BY_SIGNAL, Code.TERMINATED, Code.STOPPED})
-"""Reasons for a process's end that the end of its machine explains, unless gpuwarden requested the latter."""
+"""Reasons for the end of a process that may result from losing the machine, unless gpuwarden ended the machine."""
 NOT_RENTED_AGAIN: Final = "No machine is rented again automatically."
 
 
 def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the exact next call for a job that was interrupted and can't continue there; empty for any other job."""
+    """Return the next calls for an interrupted job that can't continue on its machine; empty for any other job."""
     lost = job.state in {Job.PREEMPTED, Job.FAILED} or job.reason is Code.ENDED_PAUSED
     if job.lease is None or not lost:
         return ()
@@ -42,15 +42,15 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     unrented = ctx.ledger.last(job.subject, RelaunchIntent) is not None and lease.state is Lease.NONE
     lost = lease.state is Lease.STOPPED or job.reason is Code.CAME_BACK_EMPTY
     if job.handle is None and lost and job.reason is Code.GONE_EARLY:
-        return steps((NOT_RENTED_AGAIN, do(Action.SUBMIT, ", which asks for the price again", receipt="")))
+        return steps((NOT_RENTED_AGAIN, do(Action.SUBMIT, ", which checks the price again", receipt="")))
     if not unrented and (job.handle is None or not lost):
         return ()
     if job.spec.artifact_store and copy_state(ctx, job.id) in {Copy.NONE, Copy.STALE, Copy.UNVERIFIED}:
         return ()  # the files in its artifact store are copied and verified first
     pulled = copy_for(ctx, job.id)
     if pulled is None or verified_now(ctx, job.id, pulled).verdict is not Verdict.PROVEN:
-        start = "Its outputs have no verified copy, so the same work starts from the beginning."
-        again = do(Action.SUBMIT, ", which asks for the price again", receipt="")
+        start = "Its outputs have no verified copy, so the work has to start from the beginning."
+        again = do(Action.SUBMIT, ", which checks the price again", receipt="")
         if pulled is None:
             return steps((NOT_RENTED_AGAIN, start, again))
         verify = do(Action.VERIFY, "to find out", job_id=job.id)
@@ -61,7 +61,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
         resume = do(Action.SUBMIT, "and a script that resumes from that repo", receipt="")
         return steps((NOT_RENTED_AGAIN, large, "Push it to the Hub first.", resume))
     name = name_below_cwd(ctx, pulled)
-    first = f"To resume, copy {pulled.dest}, which is verified, to a folder named resume in the working directory."
+    first = f"To resume, copy the verified {pulled.dest} to a folder named resume in the working directory."
     if name is not None:
         first = "To resume, use the verified copy."
     folder = name or "resume"
@@ -70,7 +70,7 @@ def recovery_steps(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def name_below_cwd(ctx: Context, pulled: Pulled) -> str | None:
-    """Return the copy's path relative to the working directory, as for an input; None if it is hidden or outside."""
+    """Return the copy's path relative to the working directory, to be used as an input; None if hidden or outside."""
     root = (ctx.cwd or Path.cwd()).resolve()
     there = Path(pulled.dest).resolve()
     if not there.is_relative_to(root) or there == root:

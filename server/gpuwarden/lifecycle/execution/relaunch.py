@@ -1,11 +1,11 @@
-"""Rent another machine for a job whose machine is permanently lost, and resume there from its proven copy.
+"""Rent another machine for a job whose machine is permanently lost, and resume the job there from its proven copy.
 
-The files of an artifact store are first copied here and verified, by the watch or by a pull, so that the next machine
-gets the newest proven checkpoint.
+The watch or a pull first copies the files of the artifact store to the local disk and verifies them, so that the next
+machine gets the newest proven checkpoint.
 
-The user allows a relaunch at a terminal, for one job and up to a budget, together with the approval of its spending.
-The next machine costs at most the checked price, and every cap applies. A job without a proven copy is not relaunched,
-because its work would be paid for twice.
+The user allows relaunches at a terminal, for one job and up to a budget, when approving the job's spending. The next
+machine costs at most the checked price, and every cap applies. A job without a proven copy is not relaunched, because
+its work would be paid for twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT_PATIENCE_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Relaunch:
-    """A relaunch within the budget: the copy to resume from, its maximum cost and the remaining budget, in USD."""
+    """A relaunch within the budget: the copy to resume from, the maximum cost and the remaining budget in USD."""
 
     copy: Pulled
     record: str
@@ -57,7 +57,7 @@ def relaunch_for(ctx: Context, receipt: str) -> RelaunchAllowed | None:
 
 
 def may_relaunch(ctx: Context, job_id: str) -> bool:
-    """Return whether the user gave a job a budget for further machines."""
+    """Return whether the user set a budget for further machines of a job."""
     return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
 
 
@@ -85,7 +85,7 @@ def awaits_kept(ctx: Context, job: JobRecord) -> bool:
 
 
 def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
-    """Return the newest copy of a job that is still proven on this disk, with the record of the copy."""
+    """Return the newest local copy of a job that is still proven, with the name of its record."""
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)):
         pulled = read_pull(ctx, event.data.record, event.data.digest)
         if pulled is not None and pulled.places and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN:
@@ -94,12 +94,12 @@ def proven_copy(ctx: Context, job: JobRecord) -> tuple[Pulled, str] | None:
 
 
 def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
-    """Return the relaunch of a job whose machine is lost, or why it is not relaunched."""
+    """Return how to relaunch a job whose machine is lost, or why it is not relaunched."""
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
     if allowed is None:
         return "the user has not allowed it"
     if not taken(ctx, job):
-        return "the end of its machine was requested"
+        return "a stop or terminate of its machine was requested"
     worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
     if worst is None or job.price is None:
         return "its maximum cost is unknown"
@@ -110,13 +110,13 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
         return "its cost so far is unknown"
     total = sum(cost or 0.0 for cost in costs)
     first = next((event for event in ctx.ledger.events(job.subject, kind=RelaunchIntent)), None)
-    before = job.generation if first is None else first.data.generation  # machines from before the first relaunch
+    before = job.generation if first is None else first.data.generation  # last machine before the first relaunch
     used = sum(cost or 0.0 for name, cost in zip(leases, costs, strict=True) if generation_of(name) > before)
     left = allowed.data.budget_usd - used
     if worst > left:
-        return f"the budget has {usd(max(0.0, left))} left, and another run may cost {usd(worst)}"
+        return f"the budget has {usd(max(0.0, left))} left, but another run may cost {usd(worst)}"
     caps = caps_on(ctx, job.spec, total + worst, job.person, machine=worst, of=(job.id,))
-    # A cap of zero means that the user must be asked, and the user has approved this budget.
+    # A cap of zero requires the user's approval, which this budget already has.
     if over := next((cap.broken for cap in caps if 0 < cap.limit < cap.cost), ""):
         return over
     proven = proven_copy(ctx, job)
@@ -124,12 +124,12 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
         return "it has no proven copy to resume from"
     copy, record = proven
     if outside := [path for path in copy.places if path.startswith("/")]:
-        return f"{outside[0]} is outside of the working folder and can't be put back"
+        return f"{outside[0]} is outside of the working folder and can't be restored"
     return Relaunch(copy, record, worst, left - worst)
 
 
 def generation_of(lease: str) -> int:
-    """Return the number of a lease's machine among those of its job, from 1."""
+    """Return which machine of its job a lease is for, counted from 1."""
     return int("".join(filter(str.isdigit, lease.rpartition("-i")[2].partition("-")[0])) or 0)
 
 

@@ -1,6 +1,6 @@
-"""Give a job its two keys and the address to report metrics and alerts.
+"""Provide a job with the two keys and the address for reporting metrics and alerts.
 
-The keys are secrets: they are sent with the job's secrets, over stdin to a runner, and are not stored. A job under the
+The keys are secrets: they are sent with the job's secrets, over stdin to a runner, and are not stored. A job with a
 runner posts to the runner's relay on its machine, so it needs no other address; a serverless job posts to the server's
 public address, which the user sets as `server` in `notes.toml`.
 """
@@ -28,7 +28,7 @@ def report_secrets(ctx: Context, job: JobRecord, *, runner: bool) -> dict[str, s
         return {REPORT_KEYS + name: value for name, value in given.items()}
     own = {*job.spec.env, *job.spec.secrets}
     if not server or own & {"METRICS_API_URL", "ALERT_API_URL"}:
-        return {}  # no address, or one that the user set, which must not get gpuwarden's keys
+        return {}  # gpuwarden's keys must not be sent to an address that the user set
     variables = {
         "JOB_ID": job.id,
         "USER_ID": "local",

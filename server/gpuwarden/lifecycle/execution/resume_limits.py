@@ -1,4 +1,4 @@
-"""Limit the time and cost of an attempt after a pause: by the job's approved amount, or else by the caps."""
+"""Limit the time and cost of an attempt after a pause by the job's approved amount, or else by the caps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.team import unlisted
 
 SHORTEST_S: Final = 60
-"""Minimum seconds of an attempt while its time limit is not used up, so that the job can save again."""
+"""Minimum seconds of an attempt, unless the time limit is used up, so that the job can save again."""
 WORTH_S: Final = 300.0
-"""Minimum seconds that the approved amount must cover to start an attempt."""
+"""Seconds that the approved amount must at least pay for to start an attempt."""
 
 
 class Attempt(NamedTuple):
-    """An attempt that may be launched: its time limit in seconds, and the maximum cost of its job with it, in USD."""
+    """An attempt that may be launched: its time limit in seconds, and the job's maximum cost including it, in USD."""
 
     timeout_s: int | None
     worst_cost: float | None
@@ -29,7 +29,7 @@ class Attempt(NamedTuple):
 def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     """Return the attempt that may follow a pause.
 
-    Time and cost before the pauses count: the attempt ends when the approved amount is used up. Raises Refused if
+    Time and cost before the pause count, so the attempt ends when the approved amount is used up. Raises Refused if
     neither the approved amount nor the caps leave enough for an attempt.
     """
     if not ctx.policy.allows(job.spec.platform):
@@ -66,8 +66,8 @@ def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
 def _approved(ctx: Context, job: JobRecord) -> float | None:
     """Return the cost that a job may reach without a check of the caps, in US dollars; None if they must be checked.
 
-    The user's approval remains valid. A cost that was only within the caps of one day is not approved for another day,
-    because many jobs could be deferred to the same day.
+    The user's approval remains valid. Without one, a cost that was within the caps of one day must be checked again on
+    another day, because many paused jobs could resume on the same day.
     """
     accepted = ctx.ledger.last(job.subject, JobAccepted)
     issued = ctx.ledger.last(f"receipt/{accepted.data.receipt}", ReceiptIssued) if accepted else None
@@ -80,13 +80,13 @@ def _refused(job: JobRecord, why: str) -> Refused:
         f"job {job.id} is not resumed: {why}",
         (
             "Its files are unchanged. Raise the caps in the policy to resume it.",
-            do(Action.SUBMIT, "and a script that resumes from its copy, which asks for the price", receipt=""),
+            do(Action.SUBMIT, "and a script that resumes from its copy; this checks the price", receipt=""),
         ),
     )
 
 
 def ran_s(ctx: Context, job: JobRecord) -> float:
-    """Return the duration in seconds of the attempts that ended in a pause since the last interruption.
+    """Return the total duration in seconds of the attempts since the last interruption that ended in a pause.
 
     Each relaunch after an interruption gets the full time limit and counts as a restart.
     """

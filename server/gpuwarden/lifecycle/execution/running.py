@@ -1,4 +1,4 @@
-"""Advance a job from its machine to its end: launch, observe, judge, end at a cap, relaunch after an interruption.
+"""Advance a job that has a machine until it ends: launch and observe it, stop it at a cap, relaunch it if interrupted.
 
 A step returns whether the job changed its state, so that the next step can follow.
 """
@@ -54,7 +54,7 @@ FOLDER_GONE_S: Final = 60.0
 INTERRUPTION_S: Final = 120.0
 """Seconds that a platform may take to report an interruption after it ended the machine's processes."""
 SAVE_GRACE_S: Final = 120.0
-"""Seconds after SIGTERM in which a job that reached its cap can write a checkpoint; callers do not wait that long."""
+"""Seconds after SIGTERM for a job at its cap to write a checkpoint; callers do not wait that long."""
 
 
 OBSERVED: Final[dict[Job, type[JobObserved]]] = {
@@ -67,17 +67,17 @@ OBSERVED: Final[dict[Job, type[JobObserved]]] = {
     Job.FAILED: JobFailed,
     Job.CANCELED: JobCanceled,
 }
-"""The event for each job state that an observation can lead to."""
+"""The event that records each job state that can result from an observation."""
 
 
 async def submitting(ctx: Context, job: JobRecord) -> bool:
-    """Launch the announced attempt. Repeated calls launch it once."""
+    """Launch the attempt whose intent is recorded. Repeated calls launch it only once."""
     assert job.place is not None
     announced = ctx.ledger.last(job.subject, JobSubmitting)
     attempt = announced.data.attempt if announced else 1
     if job.array:
         return await send_array(ctx, job.array)
-    # A recalled fan-out cancels neither a job with a rented machine, which is already billed, nor a later attempt.
+    # Ending a fan-out does not cancel a job whose rented machine is already billed, or a second attempt.
     unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
     if job.cancel_requested or unwanted:
         found: Answer[Handle | None] = Known(None)
@@ -98,7 +98,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> bool:
-    """Record the intent to launch an attempt, then ask the backend for it. Raises NotFound for a missing secret."""
+    """Record the intent to launch an attempt, then submit it to the backend. Raises NotFound for a missing secret."""
     if job.lease is not None:
         place = place.model_copy(update={"park": park_at(ctx, job, place)})
     token = f"{job.id}-a{attempt}"
@@ -113,7 +113,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
                 task.spec, place, job.id, secrets=secrets, attempt=attempt, inputs=task.inputs
             )
     except (*MAYBE_DONE, TimeoutError):
-        return False  # submit is idempotent on token and attempt: the next call asks again
+        return False  # submit is idempotent per token and attempt, so the next call repeats it
     except WardenError as refusal:
         return move(ctx, job, JobFailed(code=refusal.code), because(Code.REFUSED_LAUNCH, message=refusal.message))
     instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
@@ -149,7 +149,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
         return False
     if state is Job.FAILED and _gone(machine):
         if not _lease_ended(ctx, job):
-            return False  # gone is confirmed by a second poll
+            return False  # a second poll must confirm that it is gone
         lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
         state = Job.PREEMPTED if lost else state  # the next step rents another machine or fails the job
     return _moved(ctx, job, state, reason, observed)
@@ -158,7 +158,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
 async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
     """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
-    The disk can't be read now, so the artifact store decides how the job ended; without it the state is unknown.
+    The machine's disk can't be read, so the job's end is read from the artifact store; without one it is unknown.
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
@@ -170,20 +170,20 @@ async def _judge_parked(ctx: Context, job: JobRecord) -> bool:
 def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, rests: bool = False) -> Reason | None:
     """Return why a job must be ended: a cancel request, its cost cap, or too many restarts by its engine.
 
-    `rests`: the job's machine stopped itself, so the cap does not apply.
+    `rests` is true if the job's machine stopped itself; then the cap does not apply.
     """
     if job.cancel_requested:
         return because(Code.CANCELED)
     if not rests and over_cap(ctx, job):
         return because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd))
     times, limit = seen.allocation.restarts if seen and seen.allocation else 0, job.spec.max_restarts
-    if job.lease is not None and times > limit:  # a rented machine's engine may have no restart limit
+    if job.lease is not None and times > limit:  # an engine on a rented machine may have no restart limit
         return because(Code.MAX_RESTARTS, times=times, limit=limit)
     return None
 
 
 def _remember_machine(ctx: Context, job: JobRecord, machine: str) -> None:
-    """Record the boot of the machine on which a job runs, because a later boot proves that the process is dead."""
+    """Record the current boot of a job's machine, because a later boot proves that the process is dead."""
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or known.data.machine != machine:
         ctx.ledger.add(job.subject, MachineSeen(machine=machine))
@@ -193,7 +193,7 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
     """Record a job's new state with its observation."""
     seen: dict[str, Any] = {"observation": observed.model_dump(mode="json")} if observed else {}
     body = {"why": reason.text, **seen}
-    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job can write its secrets into its status file
+    kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job may have written its secrets into its status file
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
 
 
@@ -204,7 +204,7 @@ async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
     from gpuwarden.lifecycle.artifacts.kept_list import read_kept, reported_end, unsettled
 
     try:
-        with anyio.fail_after(STEP_S):  # the job is locked
+        with anyio.fail_after(STEP_S):  # because the job is locked
             kept = await read_kept(ctx, job)
     except (WardenError, TimeoutError):
         return None
@@ -212,7 +212,7 @@ async def _end_kept(ctx: Context, job: JobRecord) -> Observation | None:
 
 
 def _waited_long(ctx: Context, job: JobRecord) -> bool:
-    """Return whether an attempt's process ended so long ago that an interruption would have been reported by now."""
+    """Return whether an attempt's process ended so long ago that the platform should have reported an interruption."""
     before = ctx.ledger.last(job.subject, ProcessGone)
     if before is None or before.data.attempt != job.attempt:
         ctx.ledger.add(job.subject, ProcessGone(attempt=job.attempt))
@@ -237,9 +237,9 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Judge a machine that responds but has no run folder: if the machine restarted, confirmed twice, the job failed.
+    """Decide the job's state if its machine responds but has no run folder: FAILED if the machine restarted.
 
-    A volume may be attached late, so the second observation is at least `FOLDER_GONE_S` seconds later.
+    A volume may be attached late, so a second observation must confirm it at least `FOLDER_GONE_S` seconds later.
     """
     known = ctx.ledger.last(job.subject, MachineSeen)
     if known is None or not seen.machine:
@@ -272,7 +272,7 @@ async def observe(ctx: Context, job: JobRecord) -> Observation | None:
     if seen is not None:
         body = seen.model_dump(mode="json")
         if (clean := scrubbed(body, ctx.hidden(body, job.spec.secrets))) != body:
-            seen = Observation.model_validate(clean)  # before any text is truncated or stored
+            seen = Observation.model_validate(clean)  # redact before any text is truncated or stored
         ctx.observed[job.id] = seen
     return seen
 
@@ -282,8 +282,8 @@ def judge(
 ) -> tuple[Job, Reason]:
     """Return a job's next state and its reason, from the process, its machine, and whether the machine restarted.
 
-    A job is PREEMPTED, and so relaunched, only if its machine is off or has restarted. A status file that reports an
-    interruption proves nothing, because the job can write to it.
+    A job is PREEMPTED, and therefore relaunched, only if its machine is off or has restarted. A status file that
+    reports an interruption proves nothing, because the job can write to that file.
     """
     instance, off = machine.value if isinstance(machine, Known) else None, _off(machine)
     taken = because(Code.INTERRUPTED) if off else because(Code.RESTARTED) if restarted else None
@@ -292,7 +292,7 @@ def judge(
         return seen.state, own
     vanished, terminated = own.code is Code.VANISHED, own.code is Code.TERMINATED
     if seen is not None and seen.state in {Job.FAILED, Job.PREEMPTED} and not (vanished or terminated):
-        return seen.state, own  # the command's exit, or a report of the platform
+        return seen.state, own  # the command's exit, or a report from the platform
     if taken and (vanished or terminated or off):
         return Job.PREEMPTED, taken
     if _gone(machine):
@@ -316,9 +316,9 @@ def _lease_ended(ctx: Context, job: JobRecord) -> bool:
 
 
 async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None, reason: Reason) -> bool:
-    """End the process of a job that was canceled or reached a limit. The machine stays until its teardown.
+    """End the process of a job that was canceled or reached a limit. The machine keeps running until its teardown.
 
-    No process runs on a machine that is off or gone; a platform may end a machine at its end date.
+    On a machine that is off or gone, there is no process to end; a platform may end a machine at its end date.
     """
     assert job.handle is not None
     observed = await observe(ctx, job)
@@ -338,10 +338,9 @@ async def _end(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | 
 
 
 async def _pause(ctx: Context, job: JobRecord, machine: Answer[Instance | None] | None) -> bool | None:
-    """End the process of a job that is to be paused, with time to save.
+    """End the process of a job with a pause request, after a grace period for saving.
 
-    Return None if another cause ended the process, or may have ended it; the job is then judged as if no pause was
-    requested.
+    Return None if another cause ended the process, or may have ended it. The caller then ignores the pause request.
     """
     assert job.handle is not None
     if _off(machine) or _gone(machine):
@@ -395,7 +394,7 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
 
 
 async def relaunch(ctx: Context, job: JobRecord) -> bool:
-    """Rent another machine for a job whose machine is permanently lost, if the user allowed that; else fail the job."""
+    """Rent another machine for a job whose machine is permanently lost, if the user allowed it; else fail the job."""
     if not may_relaunch(ctx, job.id):
         return move(ctx, job, JobFailed(), because(Code.TAKEN_FOR_GOOD))
     if awaits_kept(ctx, job):

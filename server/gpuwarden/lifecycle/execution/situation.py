@@ -1,4 +1,4 @@
-"""Compute the remaining steps of a job from the states that determine them."""
+"""Compute the remaining steps of a job from the states of the job and its machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
     now = situation(ctx, job)
     if job.state is Job.PREEMPTED and now.machine is Machine.GONE and awaits_kept(ctx, job):
         store = job.spec.artifact_store
-        wait = f"Its machine is permanently lost. The watch copies the files in {store} here and verifies them, then "
+        wait = f"Its machine is permanently lost. The watch copies the files from {store} and verifies them, then "
         pull = do(Action.PULL, "to do that now", job_id=job.id)
         return steps((f"{wait}another machine is rented.", pull, do(Action.VERIFY, job_id=job.id)))
     recovery = () if job.state is Job.PREEMPTED else recovery_steps(ctx, job)
@@ -47,13 +47,13 @@ def following(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
 
 
 def following_of(ctx: Context, what: str) -> tuple[NextStep, ...]:
-    """Return the remaining steps of the job with an id; none if it is not the id of an accepted job."""
+    """Return the remaining steps of a job by its id; none if no job with that id was accepted."""
     known = ctx.ledger.state(f"job/{what}") not in {None, Job.REFUSED}
     return following(ctx, read_job(ctx.ledger, what)) if known else ()
 
 
 def situation(ctx: Context, job: JobRecord) -> Situation:
-    """Return the states that a job's next step depends on, from this process's last answers, without a query."""
+    """Return the states that determine a job's next step, from the last poll of this process, without a query."""
     question = price_question(ctx, job)
     now = Situation(
         job_id=job.id,
@@ -105,11 +105,11 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
     try:
         return ctx.profile(rented[-1].platform).residue("terminate", requested=job.spec.durable_storage)
     except WardenError:
-        return ("storage of a platform that no longer has a profile",)
+        return ("storage on a platform that no longer has a profile",)
 
 
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
-    """Return the lease for a job's next step: that of its current machine, or another billed lease of the job."""
+    """Return the lease that a job's next step is about: its current machine's, or another billed lease of the job."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
     if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
         return lease_now(ctx, live[0]) if live else None
@@ -126,7 +126,7 @@ def _machine(ctx: Context, lease: LeaseRecord) -> Machine:
 
 
 def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
-    """Return the latest open request for a machine."""
+    """Return the latest open teardown request for a machine."""
     for subject in reversed(ctx.ledger.subjects("teardown", *OPEN_TEARDOWNS, job=lease.job_id)):
         found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
         if found.lease == lease.id:
@@ -136,11 +136,11 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The user's decision in advance about the end of a job's machine. Times are in seconds since the epoch.
+    """The user's advance decision about the teardown of a job's machine. Times are in seconds since the epoch.
 
-    `verb` is the verb of automatic teardown, None without automatic teardown; `through` and `by` are the source and the
-    author of the order. `ends_at` is set once the notice was delivered, `objected_at` once a hold canceled the order.
-    `parks_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
+    `verb` is the verb of automatic teardown, None without automatic teardown; `through` and `by` are the channel and
+    the author of the order. `ends_at` is set after the notice was delivered, `objected_at` after a hold canceled the
+    order. `parks_after_s` is the time in seconds between the job's end and the self-stop; None without self-stop.
     """
 
     verb: Verb | None = None
@@ -154,7 +154,7 @@ class Arranged:
 
 
 def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
-    """Return the decision in advance about the end of a job's machine; None if the user is asked at the end."""
+    """Return the advance decision about the teardown of a job's machine; None if the user will be asked."""
     ordered = ctx.ledger.last(job.subject, EndingOrdered)
     objected = ctx.ledger.last(job.subject, EndingObjected)
     order = in_force(ctx, ordered.data) if ordered is not None else None

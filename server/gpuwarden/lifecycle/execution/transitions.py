@@ -1,4 +1,4 @@
-"""Parts that all steps of a job share: recording a change of state, uncertain errors, and the cost cap."""
+"""Helpers shared by all steps of a job: record a change of state, list uncertain errors, and check the cost cap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAYBE_DONE = (Unreachable, BadReply)
 
 
 def move(ctx: Context, job: JobRecord, event: Body, reason: Reason | None = None) -> bool:
-    """Record a job's change of state with its reason, as a code and a sentence. Return True, for a step to return."""
+    """Record a job's change of state with its reason, as a code and a sentence. Return True, as steps do."""
     ctx.ledger.add(job.subject, event.because(reason) if reason else event)
     return True
 

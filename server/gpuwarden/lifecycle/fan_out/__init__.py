@@ -1,1 +1,1 @@
-"""Many runs of one script: accept a plan, keep its machines busy within a budget, prove every cell."""
+"""Many runs of one script: accept a plan, keep its machines busy within a budget, and prove every cell."""

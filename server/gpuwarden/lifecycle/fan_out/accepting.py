@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.submission.submit import (
 )
 from gpuwarden.lifecycle.team import check_receipt
 
-ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, for a fresh one")
+ANOTHER_RECEIPT: Final = do(Action.RETRY, "without the receipt, to get a new one")
 
 
 async def fan_out(
@@ -41,10 +41,10 @@ async def fan_out(
     """Check a plan, and launch it if it is allowed: a metered plan needs a receipt first, like a single job.
 
     Raises Refused with the findings, NotFound or Conflict for a receipt that is unknown, stale or for another request,
-    and BadRequest for a plan whose cost can't be bounded.
+    and BadRequest for a plan whose cost has no upper bound.
     """
     if receipt is not None and dry_run:
-        raise BadRequest("a dry run only checks, and a receipt launches; nothing was done", "Leave one of them out.")
+        raise BadRequest("a dry run never launches, but a receipt does; nothing was done", "Omit one of them.")
     plan = plan.model_copy(update={"base": settled(ctx, plan.base)})
     if not ctx.profile(plan.base.platform).runner:
         raise NotSupported(
@@ -88,7 +88,7 @@ def _issue(
     worst = _worst(plan, checked[0])
     if facts.metered and worst is None:
         raise BadRequest(
-            "the price or the time limit of a cell is unknown, so its cost can't be bounded; nothing was launched",
+            "the price or the time limit of a cell is unknown, so its cost has no upper bound; nothing was launched",
             "Give --timeout, and choose a platform with a known price.",
         )
     ask, expires = _question(ctx, plan, checked, worst), ctx.clock.now() + ctx.policy.receipt_ttl_s
@@ -126,7 +126,7 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
         pretend = known.plan.base.platform.startswith(REHEARSAL) is plan.base.platform.startswith(REHEARSAL)
         if paid and pretend and not standing(ctx, known).over:
             cells = f"{counted(again, 'cell')} of {counted(plan.size, 'cell')}"
-            asks.append(f"fan-out {known.id} already has {cells} and is not over, so they would be paid for twice")
+            asks.append(f"fan-out {known.id} already has {cells} and has not finished, so they would be paid for twice")
             break
     return "; ".join(filter(None, asks))
 

@@ -23,13 +23,13 @@ from gpuwarden.lifecycle.leases.meter import believed
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
-"""Maximum bytes that are read from a `cell.json` or a `result.json`, because the job wrote the file."""
+"""Maximum size in bytes of a `cell.json` or a `result.json`, because the job wrote the file."""
 
 
 async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
     """Copy, verify and collect every ended queue that is not collected yet.
 
-    Return the failures with their reasons, by job.
+    Return the reasons for failures, by job.
     """
     fan, trouble = read_fan_out(ctx.ledger, fan_id), dict[str, str]()
     for queue in fan.queues:
@@ -43,7 +43,7 @@ async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
             continue
         with ctx.ledger.transaction():
             if queue.job in read_fan_out(ctx.ledger, fan_id).collected:
-                continue  # another process was faster
+                continue  # another process has collected it
             ctx.ledger.add(fan.subject, body)
             proven = read_fan_out(ctx.ledger, fan_id).proven
             for each in body.found:
@@ -54,7 +54,7 @@ async def collect(ctx: Context, fan_id: str) -> dict[str, str]:
 
 
 async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: JobRecord) -> QueueCollected:
-    """Return the cells in the copy of one queue. Raises WardenError while its machine may still answer."""
+    """Return the cells in the copy of one queue. Raises WardenError while its machine may still respond."""
     if job.handle is None:
         return QueueCollected(job=job.id, lost="it never ran")
     try:
@@ -73,16 +73,16 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
         return QueueCollected(job=job.id, lost="it saved nothing")
     report = await verify_job(ctx, job.id)
     by_index = {cell.index: cell for cell in fan.cells}
-    # Every cell's folder counts, even if the cell was not requested.
+    # The folders of all cells are read, even of cells that the queue was not asked to run.
     names = {path.split("/")[1] for path in pulled.places if path.startswith(f"{CELLS}/") and path.count("/") > 1}
-    # Only exact folder names count: `7` or other digits beside `00007` would be the same cell twice.
+    # Folder names must have exactly five digits: both `7` and `00007` would be cell 7.
     indices = [index for index in range(MAX_CELLS) if f"{index:05d}" in names]
     rows = (_row(fan, by_index.get(index), index, pulled, report) for index in indices)
     return QueueCollected(job=job.id, found=tuple(row for row in rows if row is not None))
 
 
 def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, report: Report) -> CellFound | None:
-    """Return the result in a cell's folder; None without a readable `cell.json`: the cell did not end."""
+    """Return the result in a cell's folder; None without a readable `cell.json`, because the cell did not end."""
     prefix = f"{CELLS}/{index:05d}/"
     said = _read(pulled.places.get(f"{prefix}cell.json"))
     if said is None:
@@ -120,7 +120,7 @@ def _row(fan: FanOutRecord, cell: Cell | None, index: int, pulled: Pulled, repor
 
 
 def _unproven(prefix: str, outputs: tuple[str, ...], report: Report) -> str:
-    """Return why the outputs of a cell are not proven; empty if they are."""
+    """Return why a cell's outputs are not proven; empty if they are proven."""
     if report.verdict is Verdict.PROVEN:
         return ""
 

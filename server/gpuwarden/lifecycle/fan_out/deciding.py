@@ -15,7 +15,7 @@ from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
 from gpuwarden.lifecycle.monitoring.check import cancel
 
 TERMINAL: Final = "cli"
-"""Interface in an event's actor for the terminal."""
+"""The interface name of the terminal in an event's actor."""
 
 
 def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
@@ -30,11 +30,11 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
-    """Give unverified cells further attempts: the named cells, or all.
+    """Allow further attempts for unverified cells: those in `cells`, or all.
 
-    The receipt, the budget and the configurations remain. Raises BadRequest for an index that is not in the plan, or
-    whose cell is verified or runs; Refused if the user ended the fan-out at a terminal and the call comes from another
-    interface.
+    The receipt, the budget and the configurations stay the same. Raises BadRequest for an index that is not in the plan
+    or whose cell is verified or running; Refused if the user ended the fan-out at a terminal and the call comes from
+    another interface.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     if fan.ended_by.partition("/")[0] == TERMINAL != ctx.ledger.acting.partition("/")[0]:
@@ -62,6 +62,6 @@ async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
 
 
 async def continue_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:
-    """Resume every unverified cell, and launch as many as fit now."""
+    """Resume every unverified cell, and launch as many as currently possible."""
     resume_fan_out(ctx, fan_id, by)
     return await advance_fan_out(ctx, fan_id)

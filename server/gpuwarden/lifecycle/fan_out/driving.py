@@ -18,7 +18,7 @@ MOST_WAIT_S: Final = 600.0
 
 
 class FanOuts:
-    """Drives the fan-outs of one ledger. After each hold or failure, the interval doubles.
+    """Advances the fan-outs of one ledger. After each hold or failure, the interval doubles.
 
     A finished fan-out is checked again only after it is resumed or its limits change.
     """
@@ -35,7 +35,7 @@ class FanOuts:
 
     @property
     def trouble(self) -> dict[str, str]:
-        """Return the failures with their reasons, by fan-out or job."""
+        """Return the reasons for failures, by fan-out or job."""
         return {name: why for each in self._trouble.values() for name, why in each.items()}
 
     async def round(self) -> None:
@@ -57,7 +57,7 @@ class FanOuts:
                 self._next[fan_id] = self.ctx.clock.now() + min(FIRST_WAIT_S * 2.0**n, MOST_WAIT_S) * bool(n)
 
     def conditions(self) -> list[Condition]:
-        """Return the alert conditions of the fan-outs as of their last round here; of finished fan-outs, for a day."""
+        """Return the alert conditions of open fan-outs, and of those that finished in the last day."""
         for fan_id in [name for name, at in self._ended.items() if self.ctx.clock.now() - at > DAY_S]:
             del self._ended[fan_id], self._last[fan_id]
         found = [(each.now, each.held, each.next_steps) for each in self._last.values()]
@@ -69,7 +69,7 @@ class FanOuts:
         return fan_id != subject and fan_id not in self._last and (fan_id in self._open or not self._read)
 
     async def _advanced(self, fan_id: str) -> bool:
-        """Advance one fan-out. Return whether a hold or a failure stops it."""
+        """Advance one fan-out. Return whether it is blocked by a hold or a failure."""
         try:
             found = await advance_fan_out(self.ctx, fan_id, jobs=False)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Describe the holds of a fan-out's launches, and compute its alert conditions. No machine is queried."""
+"""Describe why a fan-out launches no further cells, and compute its alert conditions. No machine is queried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
 class Hold(StrEnum):
-    """The reason why no further cell is launched although cells wait. Running jobs continue."""
+    """Why no further cell is launched although cells are waiting. Running jobs continue."""
 
     BUDGET = "budget"
     CAPS = "caps"
@@ -29,14 +29,14 @@ class Hold(StrEnum):
 
 
 _PASSING: Final = frozenset({Hold.BUDGET, Hold.CAPS, Hold.MACHINES})
-"""Holds that the end of a machine may clear."""
+"""Holds that may be cleared when a machine ends."""
 SHOWN: Final = 8
-"""Number of cells that an alert names; the others are counted."""
+"""Number of cells that an alert lists; it only counts the others."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A hold with its details. A total budget of `needs` US dollars would clear the hold."""
+    """A hold with its details. `needs` is the total budget in US dollars that would clear it."""
 
     by: Hold
     detail: str = ""
@@ -45,9 +45,9 @@ class Held:
     def text(self, detail: str) -> str:
         """Return a sentence about the hold, with its detail in the form that the interface shows."""
         return {
-            Hold.BUDGET: f"The budget has no room for another machine: {detail} is spent or reserved.",
+            Hold.BUDGET: f"The budget is too small for another machine: {detail} is spent or reserved.",
             Hold.CAPS: f"Your caps block further launches: {detail}.",
-            Hold.MACHINES: f"Machines of ended jobs are still billed, and no other may be rented: {detail}.",
+            Hold.MACHINES: f"Machines of ended jobs are still billed, so no other may be rented: {detail}.",
             Hold.PRICE: f"The price is now {detail} an hour, above the checked price.",
             Hold.REFUSED: f"The submit gate blocks further launches: {detail}.",
             Hold.ENDED: "It was ended, so no further cells are launched.",
@@ -57,9 +57,9 @@ class Held:
 def fan_out_conditions(
     ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
-    """Yield the alert conditions of a fan-out as last advanced: that it waits for the user, has lost cells, or is over.
+    """Yield the alert conditions of a fan-out: it waits for the user, has given up cells, or has finished.
 
-    When a running job ends, it may free budget, caps or machines, so these holds count only when no job runs.
+    The end of a running job may free budget, caps or machines, so these holds are reported only when no job runs.
     """
     fan, steps = now.fan, tuple(next_steps)
     who = f"fan-out {fan.id} ({line(fan.plan.base.name, 60)})"
@@ -74,5 +74,5 @@ def fan_out_conditions(
         text = f"{who}: {counted(len(lost), 'cell')} given up or unproven, and not retried automatically: {named}."
         yield Condition(fan.subject, "fan_out_given_up", text, next_steps=steps)
     if now.over:
-        text = f"{who} is over: {proven}, {usd(now.cost)} spent or reserved."
+        text = f"{who} has finished: {proven}, {usd(now.cost)} spent or reserved."
         yield Condition(fan.subject, "fan_out_over", text, mark=str(fan.decisions), next_steps=steps)

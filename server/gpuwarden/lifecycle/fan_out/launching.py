@@ -2,8 +2,8 @@
 
 A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
 reply, `advance` adopts the job, so no cell runs on two machines. If an engine has arrays, all waiting cells are
-submitted as one array, whose jobs are recorded in one transaction; the engine runs as many at a time as machines are
-free.
+submitted as one array, and all its jobs are recorded in one transaction. The engine then runs as many jobs at a time as
+machines are free.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class FanOutResult:
 
 
 async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> FanOutResult:
-    """Advance a fan-out as far as possible: its open jobs, the copies of ended ones, further launches.
+    """Advance a fan-out as far as possible: advance open jobs, copy outputs of ended jobs, and launch further cells.
 
-    With `jobs` false, the caller advances the open jobs.
+    If `jobs` is false, the open jobs are not advanced, because the caller does so.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
     trouble = await _advance_all(ctx, now.live) if jobs else []
@@ -74,7 +74,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
         held, launched = await _launch_all(ctx, fan_id)
     for job_id in launched:
         job = read_job(ctx.ledger, job_id)
-        if not job.array or job.state is Job.SUBMITTING:  # the first job of an array sends the full array
+        if not job.array or job.state is Job.SUBMITTING:  # the first job of an array submits all of it
             trouble.append(await _advanced(ctx, job_id))
     fan = read_fan_out(ctx.ledger, fan_id)
     told = tuple((job, why) for job, why in trouble if why)
@@ -87,12 +87,12 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
     """Return the next steps: check again, end an idle machine, raise the budget, or retry unverified cells."""
     steps: list[NextStep] = []
     if now.live or not (held or now.over):
-        steps.append(do(Action.CHECK, "; it does not wait", job_id=now.fan.id))
+        steps.append(do(Action.CHECK, "; the call does not wait", job_id=now.fan.id))
     if now.idle and not now.live:
         steps += following(ctx, read_job(ctx.ledger, now.idle[0]))
     elif held and held.needs is not None and not now.live:
         most = math.ceil(held.needs * 100) / 100
-        steps.append(do(Action.RESUME, "to raise its budget to that", job_id=now.fan.id, max_cost_usd=most))
+        steps.append(do(Action.RESUME, "to raise its budget to this amount", job_id=now.fan.id, max_cost_usd=most))
     elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.plan.size:
         steps.append(do(Action.RESUME, "to retry the unverified cells", job_id=now.fan.id))
     return tuple(steps)
@@ -101,7 +101,7 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
 async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
     """Advance open jobs, with one poll for all jobs at the same place.
 
-    Return each job's error, empty if there was none.
+    Return each job with its error, or with an empty string.
     """
     if shared_answers(ctx) is not None:
         return [await _advanced(ctx, job) for job in job_ids]
@@ -118,12 +118,12 @@ async def _advanced(ctx: Context, job_id: str) -> tuple[str, str]:
 
 
 async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]]:
-    """Launch waiting cells until none waits, no machine is free, or a hold applies. Return the hold and new jobs."""
+    """Launch waiting cells until none is left, no machine is free, or a hold applies. Return the hold and new jobs."""
     launched: list[str] = []
     while True:
         now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
         profile = ctx.profile(now.fan.plan.base.platform)
-        # The user's machine runs one queue at a time.
+        # A machine that the user owns runs one queue at a time.
         most = now.fan.plan.max_machines if profile.meter.metered or profile.kind == "engine" else 1
         room = most - now.busy - len(now.idle)
         if now.fan.ended:
@@ -161,7 +161,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
     array = len(waiting) > 1 and takes_arrays(ctx, plan)
     cells = waiting[:1] if engine else pack(waiting, room, plan.weigh)[0]
     there = copy.copy(ctx)
-    there.cwd = Path(fan.folder)  # another process may advance the fan-out; the inputs remain relative to this folder
+    there.cwd = Path(fan.folder)  # because any process may advance the fan-out
     try:
         checked = await check_spec(there, cell_spec(plan, cells[0]), tasks=len(waiting) if array else 1)
         place = await pin_host_key(ctx, ctx.owned_place(plan.base.platform)) if array else None
@@ -172,7 +172,7 @@ async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
             raise
         return Held(Hold.REFUSED, error.message)
     if changed := moved(read_receipt(ctx.ledger, fan.receipt).issued, checked):
-        return Held(Hold.REFUSED, changed)  # otherwise the cells of one plan would not be comparable
+        return Held(Hold.REFUSED, changed)  # with other facts, the plan's cells would not be comparable
     if checked.facts.metered and (checked.facts.price is None or checked.facts.price > (fan.price or 0.0)):
         return Held(Hold.PRICE, usd(checked.facts.price), needs=fan.budget)
     number = len(fan.queues) + 1

@@ -1,7 +1,7 @@
 """Change the budget of a fan-out and the number of its machines.
 
-Lower limits need no approval. Higher limits, or a price that rose, have the requirements of a launch: a fresh receipt,
-and above the caps the user's approval. If the user approved the present limits, every rise needs another approval.
+Lower limits need no approval. Higher limits or a higher price have the requirements of a launch: a new receipt, and the
+user's approval if they exceed the caps. If the user approved the current limits, every increase needs a new approval.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gpuwarden.lifecycle.records import read_receipt
 from gpuwarden.lifecycle.submission.submit import Checked, NeedsApproval, check_spec
 from gpuwarden.lifecycle.team import check_receipt
 
-WITHOUT_RECEIPT: Final = "Leave out the receipt, for a fresh one."
+WITHOUT_RECEIPT: Final = "Omit the receipt to get a new one."
 
 
 @dataclass(frozen=True)
 class Rise:
-    """Higher limits that were only checked. `receipt` puts them into force, after the user's approval if required."""
+    """Higher limits that are checked but not in force. `receipt` applies them, after an approval if required."""
 
     fan_id: str
     receipt: str
@@ -38,10 +38,10 @@ class Rise:
 
     @property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """Return the approval, if needed, and the call that puts the limits into force."""
+        """Return the approval, if needed, and the call that applies the limits."""
         again = do(
             Action.RESUME,
-            "to put these limits into force",
+            "to apply these limits",
             job_id=self.fan_id,
             max_cost_usd=self.issued.worst_cost or 0.0,
             max_machines=self.issued.machines,
@@ -51,10 +51,9 @@ class Rise:
 
 
 def consented(ctx: Context, fan: FanOutRecord, cost: float = 0.0) -> bool:
-    """Return whether the user approved a total cost of a fan-out before its present limits came into force.
+    """Return whether the user approved a total cost of a fan-out before its current limits were applied.
 
-    `cost` is in US dollars. An approval expires only for plans that are not yet accepted; an accepted plan keeps it, up
-    to the cost on the receipt.
+    `cost` is in US dollars. The approval of an accepted plan does not expire, but covers only the cost on the receipt.
     """
     if fan.shown is not None and cost > fan.shown:
         return False
@@ -73,9 +72,9 @@ async def change_limits(
 ) -> Rise | None:
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
-    Return higher limits that were only checked, or None if the limits are in force. Raises BadRequest for invalid
-    limits, Conflict for a receipt that is stale or for another request, Refused if the gate blocks or the user has to
-    approve first.
+    Return the higher limits if they were only checked, or None if the limits were applied. Raises BadRequest for
+    invalid limits, Conflict for a receipt that is stale or for another request, and Refused if the gate blocks the
+    change or the user has to approve it first.
     """
     fan = read_fan_out(ctx.ledger, fan_id)
     limits = {
@@ -89,7 +88,7 @@ async def change_limits(
     checked = await check_spec(ctx, cell_spec(wanted, (fan.cells or chosen(wanted, (), {}, 1))[0]))
     if not _rises(fan, wanted, checked):
         if receipt is not None:
-            raise BadRequest("these limits are not above the present ones, so they need no receipt", WITHOUT_RECEIPT)
+            raise BadRequest("these limits don't exceed the current ones, so they need no receipt", WITHOUT_RECEIPT)
         if changed:
             _record(ctx, fan, wanted, by)
         return None
@@ -102,7 +101,7 @@ async def change_limits(
         raise Conflict("the receipt is for other limits, or the limits were changed since", WITHOUT_RECEIPT)
     if ctx.clock.now() > issued.expires_at or issued.facts_digest != checked.facts.digest:
         raise Conflict("the receipt has expired, or the checked facts have changed", WITHOUT_RECEIPT)
-    async with ctx.lock("submit"):  # so that two rises, or a rise and a launch, don't both use the same budget
+    async with ctx.lock("submit"):  # so that two increases, or an increase and a launch, can't use the same budget
         ask = _question(ctx, fan, wanted, checked)
         if ask and not spending_approved(ctx, receipt):
             raise NeedsApproval(f"the user has to approve this spending first: {ask}", receipt)
@@ -113,7 +112,7 @@ async def change_limits(
 
 
 def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
-    """Return whether limits allow more than the present ones, or the price has risen."""
+    """Return whether the wanted limits exceed the current ones, or the price is higher than the accepted one."""
     if not checked.facts.metered:
         return False
     more = fan.budget is not None and wanted.max_cost_usd is not None and wanted.max_cost_usd > fan.budget
@@ -122,21 +121,21 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
 
 
 def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
-    """Return the digest of a change of limits: the fan-out, its number of decisions, and the wanted plan."""
+    """Return the digest of a limit change, from the fan-out's id, its number of decisions, and the wanted plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
 def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> str:
-    """Return why a rise needs the user's approval; empty if it is within the caps and replaces no approved limits."""
+    """Return why an increase needs the user's approval; empty if it is within the caps and no limits were approved."""
     asks = [spending_question(ctx, checked.facts, wanted.max_cost_usd, of=tuple(q.job for q in fan.queues))]
     if consented(ctx, fan):
         machines = fan.plan.max_machines
-        asks.append(f"the approval for {fan.id} is for at most {usd(fan.shown)} on {machines} at a time")
+        asks.append(f"the approval of {fan.id} covers at most {usd(fan.shown)} on {machines} at a time")
     return "; ".join(filter(None, asks))
 
 
 def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
-    """Record that the gate passed higher limits, with the question to the user, and return the rise."""
+    """Record that higher limits passed the gate, with the question to the user, and return them."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
         spec_digest=_asked(fan, wanted),

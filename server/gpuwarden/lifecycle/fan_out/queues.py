@@ -1,4 +1,4 @@
-"""Record the queues of a fan-out with their jobs: a single queue, or many queues as one array of their engine."""
+"""Record the queues of a fan-out with their jobs: a single queue, or many queues as one array for the engine."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
 
 @dataclass(frozen=True)
 class Queue:
-    """Cells for one machine, before they are recorded. `number` counts the queues of a fan-out from 1."""
+    """The cells for one machine, not yet recorded. `number` is its number within the fan-out, from 1."""
 
     number: int
     cells: tuple[int, ...]
     checked: Checked
 
     def token(self, fan: FanOutRecord) -> str:
-        """Return the token that allows this queue once."""
+        """Return the token with which this queue can be recorded only once."""
         return f"{fan.id}-q{self.number}"
 
     def job_id(self, fan: FanOutRecord) -> str:
@@ -73,7 +73,7 @@ async def record_array(
 
 
 def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
-    """Return a queue of as many cells as the remaining budget covers in the worst case; None if it covers none."""
+    """Return a queue with as many cells as the remaining budget covers at the maximum cost; None if it covers none."""
     while cells:
         queue = queue_of(fan.plan, cells, checked, number)
         worst = queue.checked.facts.worst_cost if checked.facts.metered else 0.0

@@ -1,4 +1,4 @@
-"""Read fan-outs from the ledger: the plan, its queues, and the present state of every cell."""
+"""Read fan-outs from the ledger: the plan, its queues, and the current state of every cell."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from gpuwarden.people import person_of
 class FanOutRecord:
     """One fan-out. `cells` are those of the plan and those that a search has added.
 
-    `person` requested it, and its inputs are in `folder`. `plan` has the present limits; `asked` is the digest of the
-    accepted plan. `consent` is the receipt for these limits, in force since `consented_at`. `shown` is the highest cost
-    on that receipt in US dollars, None if unknown.
+    `person` requested it, and its inputs are in `folder`. `plan` has the current limits; `asked` is the digest of the
+    accepted plan. `consent` is the receipt for the current limits, which were applied at `consented_at`. `shown` is the
+    maximum cost on that receipt in US dollars, None if unknown.
     """
 
     id: str
@@ -60,13 +60,13 @@ class FanOutRecord:
     proven: dict[int, CellProven]
     ended: bool
     arrays: dict[str, int]
-    """Number of an array's jobs that its engine runs at a time, by token."""
+    """By an array's token: the number of its jobs that the engine runs at a time."""
     resumed: dict[int, int]
-    """For each cell index, the number of queues when the cell was last resumed."""
+    """By cell index: the number of queues that existed when the cell was last resumed."""
     decisions: int
-    """How many times the fan-out was ended, resumed, or given other limits."""
+    """How many times the fan-out was ended or resumed, or its limits were changed."""
     ended_by: str
-    """The actor who ended it, with the interface, in the form of the ledger; empty if it was not ended."""
+    """The actor who ended it, with the interface, as in the ledger; empty if it was not ended."""
 
     @property
     def budget(self) -> float | None:
@@ -85,7 +85,7 @@ class FanOutRecord:
 
 
 def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | None:
-    """Fold a fan-out's events; None if none of them accepts the fan-out."""
+    """Build a fan-out's record from its events; None if the fan-out was not accepted."""
     accepted = next((e for e in events if isinstance(e.data, FanOutAccepted)), None)
     if accepted is None:
         return None
@@ -132,7 +132,7 @@ def read_fan_out(ledger: Ledger, fan_id: str) -> FanOutRecord:
     """Return the fan-out with that id. Raises NotFound."""
     found = fold_fan_out(fan_id, ledger.history(f"fanout/{fan_id}"))
     if found is None:
-        raise NotFound(f"there is no fan-out {fan_id!r} in this ledger", do(Action.LIST_INSTANCES, "to see its jobs"))
+        raise NotFound(f"this ledger has no fan-out {fan_id!r}", do(Action.LIST_INSTANCES, "to see its jobs"))
     return replace(found, shown=read_receipt(ledger, found.consent).issued.worst_cost)
 
 
@@ -143,10 +143,10 @@ def fan_out_ids(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The present state of a fan-out. `cost` is its past and reserved cost in US dollars; `live` are its open jobs.
+    """The current state of a fan-out. `cost` is its past and reserved cost in US dollars; `live` are its open jobs.
 
-    `idle` are ended jobs whose machines may be billed. `busy` is the number of machines that the open jobs may use at a
-    time.
+    `idle` are ended jobs whose machines may be billed. `busy` is the number of machines that the open jobs can use at
+    the same time.
     """
 
     fan: FanOutRecord
@@ -158,7 +158,7 @@ class Standing:
 
     @property
     def over(self) -> bool:
-        """Return whether no cell runs and none is left to launch or to request from a search."""
+        """Return whether no cell is running and none is left to launch or to request from a search."""
         if self.fan.ended:
             return self.cells.count(CellState.RUNNING) == 0
         asked = self.fan.plan.search is None or len(self.fan.cells) >= self.fan.plan.size
@@ -173,7 +173,7 @@ def standing(ctx: Context, fan: FanOutRecord) -> Standing:
         for job, queue in zip(jobs, fan.queues, strict=True)
     ]
     seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
-    # The first proof of a cell counts; the job of a later, duplicate proof is not in `proven`.
+    # `proven` has only the first proof of each cell, so a job that proved a cell again is not in it.
     assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
     leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
     cost = sum(committed(ctx, job, leases[job.id]) for job in jobs)

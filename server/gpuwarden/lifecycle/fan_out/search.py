@@ -15,10 +15,10 @@ from gpuwarden.core.models import Cell
 def chosen(
     plan: FanOutPlan, before: Sequence[Cell], reached: Mapping[int, float | None], wanted: int
 ) -> tuple[Cell, ...]:
-    """Return the next cells of a search. `reached` has the objective of every ended cell, None without one.
+    """Return the next cells of a search. `reached` maps each ended cell to its objective, or to None without one.
 
-    Other cells count as running, so that several can be requested at a time without a duplicate. Raises NotSupported if
-    Optuna is not installed.
+    All other cells count as running, so that several can be requested at a time without duplicates. Raises NotSupported
+    if Optuna is not installed.
     """
     try:
         import optuna
@@ -46,7 +46,7 @@ def chosen(
         asked = study.ask(space).params
         settings = {k: f"{v:.6g}" if isinstance(v, float) else str(v) for k, v in asked.items()}
         (cell,) = cells_of(plan.base, [settings], len(before) + len(found))
-        if cell.config in known:  # two equal runs would collide
+        if cell.config in known:  # the search must not repeat a configuration
             cell = _unused(plan, search, known, cell.index)
         known.add(cell.config)
         found.append(cell)
@@ -54,7 +54,7 @@ def chosen(
 
 
 def _unused(plan: FanOutPlan, search: Search, known: Container[str], index: int) -> Cell:
-    """Return a cell that was not chosen yet: the first unused combination of choices, or a random draw from ranges."""
+    """Return a cell that is not in `known`: the next combination of choices, or a random draw if there are ranges."""
     if any(bounds(text) for text in search.space.values()):
         settings = (each for seed in count(index) for each in drawn(search.space, 1, seed))
     else:

@@ -18,12 +18,12 @@ ROW: Final = 44
 TOP: Final = 48
 MARGIN: Final = 24
 LETTERS: Final = 90
-"""Maximum characters of a line of text beside the count of cells."""
+"""Maximum characters of a line of text, without the count of cells."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One configuration over its seeds.
+    """The results of one configuration over its seeds.
 
     `values` are the objectives of its proven cells; `cells` is the number of all cells.
     """

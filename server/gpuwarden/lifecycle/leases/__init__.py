@@ -1,1 +1,1 @@
-"""The billing status of each instance, the limits on its cost, and its orders: automatic teardown and self-stop."""
+"""The billing status of each instance, the caps on its cost, and the orders for automatic teardown and self-stop."""

@@ -1,9 +1,9 @@
 """Bind each lease to the account that rented it, so that another account's key can't make an instance appear gone.
 
-The ledger keeps salted digests (`Account`), never the key. An equal key means the same account, without a query. For
-another key, the platform is queried for its account. If that is unknown, for example after a key was replaced on a
-platform without account ids or for a lease of an older ledger, the lease is bound to the key only once an answer
-contains the instance.
+The ledger stores salted digests (`Account`), never the key. If the key is unchanged, the account is the same and the
+platform is not queried. For another key, the platform is queried for the key's account. If the account is unknown, for
+example because a key was replaced on a platform without account ids or the ledger is older, the lease is bound to the
+key only after an answer contains the instance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Match(StrEnum):
 
 
 WHY: Final = {
-    Match.OTHER: "the current key of {platform} belongs to another account than the one that rented it; set that key",
+    Match.OTHER: "the current key of {platform} belongs to another account; set the key of the account that rented it",
     Match.UNPROVEN: "the current key of {platform} may belong to another account, because it does not list the machine",
 }
 
@@ -61,7 +61,7 @@ async def match(ctx: Context, lease: LeaseRecord) -> Match:
 
 
 async def _name(provider: Provider, platform: str) -> str | None:
-    """Return the account's id; None if the platform has no account ids or did not answer."""
+    """Return the account's id; None if the platform has no account ids or did not respond."""
     try:
         answer = await in_time(platform, provider.account_id())
     except WardenError:
@@ -74,7 +74,7 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
 
 
 class Bound:
-    """A provider, limited to one lease: with another account's key every answer is Unknown and no verb is sent."""
+    """A provider for one lease. If the key is another account's, every answer is Unknown and no verb is sent."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:
         self.ctx, self.lease = ctx, lease
@@ -114,7 +114,7 @@ class Bound:
         return await self._act(self.provider.terminate, ident)
 
     async def _look(self, ask: Callable[[], Awaitable[Answer[T]]], shows: Callable[[T], bool]) -> Answer[T]:
-        """Query, and accept an answer to an unproven key only if the answer contains the instance."""
+        """Send a query. If the key's account is not proven, accept the answer only if it contains the instance."""
         found = await match(self.ctx, self.lease)
         if found is Match.OTHER:
             return self._unknown(found)
@@ -128,7 +128,7 @@ class Bound:
         return answer
 
     async def _act(self, verb: Callable[[str], Awaitable[Answer[None]]], ident: str) -> Answer[None]:
-        """Send a verb once the current key is proven to belong to the lease's account or to reach the instance."""
+        """Send a verb if the key is proven to belong to the lease's account or to have access to the instance."""
         if walk := shared_answers(self.ctx):
             walk.forget(self.lease.platform, ident)
         found = await match(self.ctx, self.lease)

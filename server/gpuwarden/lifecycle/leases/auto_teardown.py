@@ -1,4 +1,4 @@
-"""Read the automatic teardown in force for a job, and whether a watch runs to carry it out. Imports little."""
+"""Read the automatic teardown in force for a job, and whether a watch runs that can execute it. Imports little."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WATCH_FILE: Final = "watch.json"
 ROUND: Final = "watch|round|"
 """Key in that file for the round itself; the conditions have other keys."""
 WATCHED_S: Final = 900.0
-"""Seconds since the last round within which a watch, or a timer that replaces it, counts as running."""
+"""Seconds after its last round during which a watch, or the timer used instead, counts as running."""
 
 
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
-    """Return the automatic teardown that a job gets at its acceptance; None if the user is to be asked.
+    """Return the automatic teardown that a job gets at its acceptance; None if the user will be asked.
 
     `at` is the time at which the approval must be valid; None for now. A decision about this one job takes precedence
-    over the policy. A policy or ledger other than the recorded one gives no order.
+    over the policy. A policy file or ledger that is not the recorded one orders no teardown.
     """
     in_force = ctx.in_force
     wanted = in_force.policy.teardown
@@ -51,7 +51,7 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
 def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
     """Return the automatic teardown in force for a job; None after a hold.
 
-    An order from the policy is valid while the policy in force gives it too.
+    An order from the policy is valid only as long as the policy in force contains it.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -59,10 +59,10 @@ def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
 
 
 def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
-    """Return an order as it is in force now, with the longer of both grace periods.
+    """Return an order as currently in force, with the longer of the order's and the policy's grace periods.
 
-    A policy that allows terminating allows a stop too. Return None if the policy does not give the order or can't be
-    read.
+    A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't
+    be read.
     """
     if order.through == "approval":
         return order
@@ -74,7 +74,7 @@ def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
 
 
 def rounds(ctx: Context) -> tuple[float, float]:
-    """Return the start of the watch's rounds without a long gap, and the time of the last round; 0 if none ran.
+    """Return the time since which the watch has run without a long gap, and the time of its last round; 0 if none ran.
 
     Both are in seconds since the epoch.
     """
@@ -91,9 +91,9 @@ def watched(ctx: Context) -> bool:
 
 
 def notices(ctx: Context) -> tuple[Notice, ...]:
-    """Return the notices of a reply about costs: a missing watch for automatic teardown, then the policy's notices."""
+    """Return the notices for a reply about costs: that no watch runs for automatic teardown, then the other notices."""
     ordered = False
-    with contextlib.suppress(WardenError):  # an invalid policy is one of the warnings
+    with contextlib.suppress(WardenError):  # an invalid policy is reported by the warnings
         ordered = ctx.policy.teardown.automatic != "off"
     ordered = ordered or any(automatic_teardown(ctx, job) for job in ctx.ledger.jobs_with_leases(*LIVE_LEASES))
     return ctx.warnings if not ordered or watched(ctx) else (Notice("unwatched", ""), *ctx.warnings)

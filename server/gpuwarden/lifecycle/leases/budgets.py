@@ -51,7 +51,7 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
 
 
 class Cap(NamedTuple):
-    """One cap on a job, and the cost that it bounds, in US dollars."""
+    """One cap on a job, and the cost that it limits, in US dollars."""
 
     name: str
     cost: float
@@ -60,7 +60,7 @@ class Cap(NamedTuple):
     @property
     def broken(self) -> str:
         """Describe how the cost exceeds the cap."""
-        return f"it may come to {usd(self.cost)}, above {line(self.name, 160)} of {usd(self.limit)}"
+        return f"the cost may reach {usd(self.cost)}, above {line(self.name, 160)} of {usd(self.limit)}"
 
 
 def caps_on(
@@ -74,8 +74,8 @@ def caps_on(
 ) -> Iterator[Cap]:
     """Yield every cap on a job: the general caps, then those of its person and its project.
 
-    `worst` is the maximum cost of the whole job, `machine` that of one of its machines, in US dollars; `of` is the job,
-    if it is accepted, or all jobs of its fan-out.
+    `worst` is the maximum cost of the entire job, `machine` that of one of its machines, in US dollars; `of` is the
+    job, if it is accepted, or all jobs of its fan-out.
     """
     caps, pretend = ctx.policy.caps_for(spec.platform), spec.platform.startswith(REHEARSAL)
     yield Cap("per_job_usd", worst, caps.per_job_usd)
@@ -101,19 +101,19 @@ def over_caps(ctx: Context, spec: JobSpec, worst: float, person: str, *, of: tup
 
 
 def _work(spec: JobSpec, inputs: tuple[InputFile, ...]) -> tuple[object, ...]:
-    """Return the program, arguments and inputs. Jobs that have the same ones do the same work."""
+    """Return the program, arguments and inputs. Jobs with equal values do the same work."""
     return spec.platform.startswith(REHEARSAL), spec.script, spec.command, spec.args, spec.env, inputs
 
 
 def spent_today(
     ctx: Context, *, pretend: bool, without: tuple[str, ...] = (), counts: Callable[[JobRecord], bool] = lambda _: True
 ) -> float:
-    """Return the cost of the last day, in US dollars: of the jobs accepted in it, past and future, and of older ones.
+    """Return the last day's cost in US dollars: the total cost of jobs accepted in it, and the cost of older jobs.
 
     `pretend` selects rehearsals or real jobs; `counts` selects the jobs.
     """
     day, total = ctx.clock.now() - DAY_S, 0.0
-    # Only open jobs, and jobs whose machines are billed or were billed since then, can have costs.
+    # Only open jobs, and jobs whose machines are billed or were billed in the last day, can have costs.
     billed = (*ctx.ledger.jobs_with_leases(*LIVE_LEASES), *ctx.ledger.jobs_with_leases(since=day))
     costing = dict.fromkeys((*job_ids(ctx.ledger, *OPEN_JOBS), *billed))
     for job in filter(counts, (read_job(ctx.ledger, job_id) for job_id in costing if job_id not in without)):
@@ -145,21 +145,21 @@ def committed(ctx: Context, job: JobRecord, leases: list[LeaseRecord]) -> float:
     if job.state in TERMINAL_JOBS:
         if not live:
             return cost
-        # An ended job's machines are billed until the user releases them. Without this, short jobs would have no cost.
+        # An ended job's machines are billed until they are torn down. Without this, short jobs would seem free.
         cost += sum((lease.price or job.price or 0.0) * IDLE_H for lease in live)
     expected = job.spec.max_cost_usd if job.worst_cost is None else job.worst_cost
     dearest = max((lease.price or 0.0 for lease in leases), default=0.0)
     times = max(1.0, dearest / job.price) if job.price else 1.0
-    # A relaunch may cost as much again as the job was expected to cost on its lost machine.
+    # After a relaunch, the new machine may cost as much as the lost one was expected to cost.
     return (before if live else 0.0) + max(
         (expected or 0.0) * times, cost - (before if live else 0.0) + _to_come(ctx, job, leases)
     )
 
 
 def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> float:
-    """Return the cost since a time of a machine that may be billed, according to its price, in US dollars.
+    """Return the cost in US dollars, since a time, of a machine that may be billed, computed from its price.
 
-    If no price is reported, the last known price counts, or the checked price.
+    If no price is reported, the last known price is used, or the checked price.
     """
     price = lease.price or job.price
     if lease.state not in LIVE_LEASES or price is None:
@@ -168,11 +168,11 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Channels of a spending approval that may include further decisions about the job."""
+"""Channels of a spending approval that may contain other decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:
-    """Return the approval of a receipt's spending if its decisions are valid now, or were at `at`; else None."""
+    """Return a receipt's spending approval if the decisions in it are valid now, or were valid at `at`; else None."""
     granted = ctx.ledger.last(f"receipt/{receipt}", ApprovalGranted)
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     if granted is None or issued is None or granted.data.channel not in TRUSTED:

@@ -1,4 +1,4 @@
-"""Compute danger clocks: the automatic actions of a platform on a machine, and their dates."""
+"""Compute danger clocks: the actions that a platform takes on a machine automatically, and their dates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SET_BY_PLATFORM = "the end date set by the platform"
 
 
 def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
-    """Return the time when a machine was first reported off since it last ran; None if it is not off."""
+    """Return when a machine was first reported as off after it last ran; None if it is not off."""
     if lease.instance is None or lease.instance.state not in OFF:
         return None
     first: float | None = None
@@ -26,7 +26,7 @@ def stopped_at(ctx: Context, lease: LeaseRecord) -> float | None:
 
 
 def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
-    """Return the maximum seconds from a machine's order to its job's end; None if the job has no timeout."""
+    """Return the maximum seconds from renting a machine to its job's end; None if the job has no timeout."""
     if spec.timeout_s is None:
         return None
     runs = 1 + spec.max_restarts if spec.interruptible else 1
@@ -34,9 +34,9 @@ def longest_run_s(ctx: Context, spec: JobSpec) -> int | None:
 
 
 def clocks_of(ctx: Context, lease: LeaseRecord, job: JobRecord) -> tuple[Deadline, ...]:
-    """Return the danger clocks with a known date of a rented machine, the next one first.
+    """Return a rented machine's danger clocks with known dates, the next one first.
 
-    If the platform's profile can't be read, only the end reported by the platform is known.
+    If the platform's profile can't be read, only the end date reported by the platform is known.
     """
     if lease.instance is not None and lease.instance.state is InstanceState.GONE:
         return ()

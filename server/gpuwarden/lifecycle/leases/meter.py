@@ -1,8 +1,8 @@
 """Poll an instance and decide whether it is billed. An ended state must be confirmed by a second answer.
 
 An answer that can't be interpreted moves a lease to *unverified*, which counts as metering. "Gone" and "stopped" are
-confirmed by a second poll that agrees with the first, at least the provider's settle time later; for "stopped", the
-bill must not have grown in between. An answer that was obtained with another account's key is ignored.
+confirmed by a second poll with the same result, at least the provider's settle time later; for "stopped", the bill must
+not have grown in the meantime. Answers obtained with another account's key are ignored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Seconds at the full price that may be billed belatedly for a machine that is off."""
+"""Seconds of the full price that a platform may add to the bill after the machine is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
-"""Smallest difference of a price or bill that is recorded: a fraction, and US dollars."""
+"""Smallest change of a price (as a fraction) or of a bill (in US dollars) that is recorded."""
 
 
 async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
-    """Poll the provider for a lease's instance and record changes. Known(None) means gone, confirmed or not yet."""
+    """Poll the provider for a lease's instance and record changes. Known(None) means gone, even if unconfirmed."""
     answer = await _look(ctx, lease_id)
     if (walk := shared_answers(ctx)) is not None:
         walk.settled(f"lease/{lease_id}")
@@ -105,12 +105,12 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
 
 
 def spent(ctx: Context, lease_id: str) -> float | None:
-    """Return the upper bound of a lease's cost so far, in US dollars, used by every cap. None: unknown."""
+    """Return the upper bound of a lease's cost so far in US dollars, as used by every cap; None if unknown."""
     return lease_now(ctx, lease_id).cost
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
-    """Return the confirmed state of an ended lease's machine: `gone`, or `stopped` with its disk. None: live."""
+    """Return the confirmed state of a machine: `gone`, or `stopped` with its disk; None if the lease has not ended."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
 
@@ -122,15 +122,15 @@ def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:
-    """Return whether an instance that ran no job is being given back. Only its termination ends all its costs."""
+    """Return whether an instance that ran no job is being terminated. A stop would not end all its costs."""
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
 def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
     """Return whether an instance that is not billed stays off.
 
-    An interrupted instance may come back, unless its stop was requested; a platform may report both cases in the same
-    way.
+    An interrupted instance may run again, unless its stop was requested; a platform may report both cases as the same
+    state.
     """
     if instance.state is not InstanceState.INTERRUPTED:
         return instance.state is InstanceState.STOPPED
@@ -140,10 +140,10 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
-    """Return why a machine that counts as off must have run since, according to its bill; empty if it has not.
+    """Return why the bill of a machine recorded as off shows that it has run since; empty if it does not.
 
-    The user may start and stop the machine in the console between two polls; files written in that time are only on its
-    disk.
+    The user may start and stop the machine in the console between two polls. Files that are written in that time exist
+    only on its disk.
     """
     ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:
@@ -157,15 +157,15 @@ def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
 
 
 def _being_ended(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether a machine that was off is terminating at gpuwarden's request: it does not run."""
+    """Return whether a machine that was off is being terminated at gpuwarden's request, and so does not run."""
     sent = ctx.ledger.last(lease.subject, VerbSent)
     return instance.state is InstanceState.TERMINATING and sent is not None and sent.data.verb == "terminate"
 
 
 def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], instance: Instance | None) -> None:
-    """Confirm "gone" or "stopped" by a second poll that agrees.
+    """Confirm "gone" or "stopped" if a second poll has the same result.
 
-    A machine whose bill grows faster than the price of its disk counts as running in any reported state.
+    A machine whose bill grows by more than its disk costs counts as running, whatever state is reported.
     """
     if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
         if saw == "stopped" and instance is not None and (why := _ran_unseen(ctx, lease, instance)):
@@ -190,5 +190,5 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
 
 
 def _record(ctx: Context, lease: LeaseRecord, event: LeaseBody, instance: Instance | None) -> None:
-    """Record an event together with the provider's answer, if it has one."""
+    """Record an event together with the instance that the provider returned, if any."""
     ctx.ledger.add(lease.subject, event if instance is None else event.model_copy(update={"instance": instance}))

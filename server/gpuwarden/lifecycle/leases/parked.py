@@ -1,4 +1,4 @@
-"""Return whether a job's machine stopped itself, or may, according to the ledger and the last poll.
+"""Determine whether a job's machine stopped itself or may do so, from the ledger and the last poll.
 
 `lifecycle/leases/parking.py` decides whether a machine may stop itself.
 """
@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.records import JobRecord
 def parked(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is off, was allowed to stop itself, and was not stopped by gpuwarden.
 
-    In all these cases, including a stop in the console, all declared outputs are on the machine's disk.
+    This includes a stop in the console. In all these cases, the declared outputs are on the machine's disk.
     """
     if job.lease is None or job.handle is None or job.handle.place.park is None:
         return False
@@ -30,7 +30,7 @@ def parked(ctx: Context, job: JobRecord) -> bool:
 
 
 def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:
-    """Return whether a job's machine is known to have been started again after the event with number `seq`."""
+    """Return whether a job's machine was started again after the ledger event with number `seq`, as far as known."""
     if job.lease is None:
         return False
     launched, instance = ctx.ledger.last(job.subject, JobSubmitted), lease_now(ctx, job.lease).instance

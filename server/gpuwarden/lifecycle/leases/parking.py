@@ -32,11 +32,11 @@ from gpuwarden.lifecycle.leases.parked import parked
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
 MARGIN_S: Final = 300.0
-"""Seconds after the grace period of automatic teardown that the watch has to end the machine before a self-stop."""
+"""Seconds between the grace period of automatic teardown and a self-stop, in which the watch can end the machine."""
 OVERRUN_S: Final = 600.0
-"""Seconds that a job's supervisor has to end the job after its timeout, before the machine counts as idle."""
+"""Seconds for the supervisor to end the job after its timeout; only then does the machine count as idle."""
 STATUS: Final = "status.json"
-"""File in the run root, like every relative output, that records how the job ended."""
+"""File that records how the job ended. Its path is relative to the run root, like that of an output."""
 WAKE_S: Final = 50.0
 LOOK_S: Final = 2.0
 FETCH_H: Final = 1.0
@@ -46,7 +46,7 @@ FETCH_H: Final = 1.0
 def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | None:
     """Return the self-stop order for a job at its acceptance; None if the policy does not allow self-stop.
 
-    Automatic teardown comes first: a machine stops itself only after the grace period of automatic teardown.
+    A machine stops itself only after the grace period of automatic teardown has passed.
     """
     in_force = ctx.in_force
     after_s = in_force.policy.teardown.self_stop_minutes * 60.0
@@ -58,7 +58,7 @@ def parking_for(ctx: Context, order: EndingOrdered | None) -> ParkingOrdered | N
 def allowed_to_park(ctx: Context, job_id: str) -> ParkingOrdered | None:
     """Return the order under which a job's machine may stop itself.
 
-    Return None after a hold, and if the policy in force does not allow self-stop or can't be read.
+    Return None after a hold, or if the policy in force does not allow self-stop or can't be read.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", ParkingOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
@@ -81,7 +81,7 @@ def park_at(ctx: Context, job: JobRecord, place: Place) -> Park | None:
         return None
     by = SelfStop(command=place.self_stop) if place.root else facts.by
     if place.root and not place.self_stop:
-        return None  # the stop command of a real machine must never run on this machine
+        return None  # the stop command for a real machine must never run on the local machine
     url = by.url.replace("{instance}", place.instance_id or "")
     late_s = None if job.spec.timeout_s is None else job.spec.timeout_s + OVERRUN_S
     outputs = () if place.root else job.outputs
@@ -97,10 +97,10 @@ def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
 
 
 async def wake(ctx: Context, job_id: str) -> None:
-    """Start a job's machine if it stopped itself, wait until it runs, and let it stop itself again.
+    """Start a job's machine if it stopped itself, wait until it runs, and allow it to stop itself again.
 
-    Concurrent calls start it once. Raises Refused if its price is above the approved amount and the caps, and
-    Unreachable while it starts or if it can't be started.
+    Concurrent calls start it only once. Raises Refused if the cost would exceed both the approved amount and the caps,
+    and Unreachable while it starts or if it can't be started.
     """
     job = read_job(ctx.ledger, job_id)
     if job.lease is None or job.handle is None or job.handle.place.park is None:
@@ -131,14 +131,14 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
     if machine.state is InstanceState.STOPPED:
         if why := _too_dear(ctx, job):
             console = "Start it in the platform's console, or raise the caps in the policy."
-            raise Refused(f"the machine of job {job.id} stopped itself and is not started again: {why}", console)
+            raise Refused(f"the machine of job {job.id} stopped itself and can't be started again: {why}", console)
         ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs were requested"))
         try:
             started = await Bound(ctx, lease).start(machine.id)
         except WardenError as refusal:
             ctx.ledger.add(lease.subject, StartRefused(why=refusal.message))
             raise Unreachable(
-                f"{lease.platform} does not start the machine of job {job.id}: {refusal.message}",
+                f"{lease.platform} could not start the machine of job {job.id}: {refusal.message}",
                 ("Its outputs remain on its disk.", do(Action.RETRY, "later")),
             ) from refusal
         if isinstance(started, Unknown):
@@ -171,7 +171,7 @@ def _too_dear(ctx: Context, job: JobRecord) -> str:
 async def hold(ctx: Context, job_id: str) -> bool:
     """Cancel the self-stop of a job's machine.
 
-    Return False without self-stop. Raises an error if the machine can't be reached.
+    Return False if it has no self-stop. Raises an error if the machine can't be reached.
     """
     job = read_job(ctx.ledger, job_id)
     if job.handle is None or job.handle.place.park is None or job.lease is None or parked(ctx, job):

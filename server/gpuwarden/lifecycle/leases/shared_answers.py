@@ -1,8 +1,8 @@
-"""Share answers in one pass over all jobs: one list of machines per platform, one poll of jobs per place.
+"""Share responses in one pass over all jobs: one list of machines per platform, one poll of jobs per place.
 
-A pass over a thousand machines queries their platform once. A machine is queried by its id if the list lacks it or
-reports it as gone or unclear, or if the machine has an event or a request that is newer than the list. Polls of a place
-and its jobs follow the same rule. A platform with a single machine is queried for that machine.
+A pass over a thousand machines queries their platform only once. A machine is queried separately if it is not in the
+list, if the list reports it as gone or unclear, or if it has an event or a request that is newer than the list. The
+same applies to a place and its jobs. On a platform with a single machine, only that machine is queried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 from gpuwarden.providers.base import list_in_hand
 
 FRESH_S: Final = 60.0
-"""Seconds that a shared answer is valid: a pass over many slow machines queries again."""
+"""Seconds for which a shared answer is valid. A pass over many slow machines may take longer and query again."""
 _UNTOLD: Final = frozenset({InstanceState.GONE, InstanceState.UNCLEAR})
 
 
@@ -40,7 +40,7 @@ class _List:
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
-    """If the list request failed: whether the query for a single machine failed too; None if no such query was made."""
+    """After a failed list request: whether a query for a single machine failed as well; None if none was sent."""
 
 
 @dataclass
@@ -70,18 +70,18 @@ class SharedAnswers:
             self._jobs.setdefault(_where(handle), {})[handle.token] = handle
 
     def forget(self, platform: str, ident: str) -> None:
-        """Drop a machine from its platform's list, because a request about the machine was sent since."""
+        """Remove a machine from its platform's list, because a newer request may have changed it."""
         if (known := self._lists.get(platform)) is not None:
             known.machines.pop(ident, None)
 
     async def machine(self, lease: LeaseRecord, ident: str) -> Answer[Instance | None]:
-        """Return a lease's machine from its platform's list, or query it by its id if the list is not conclusive."""
+        """Return a lease's machine from its platform's list, or query it by its id if the list is not sufficient."""
         provider, many = self.ctx.provider(lease.platform), self._machines[lease.platform] > 1
         known = await self._list(lease.platform, ask=many)
         if isinstance(known.answer, Unknown):
             if known.limited or known.silent:
                 return known.answer
-            known.silent = True  # reset if one query succeeds: then only the list request failed
+            known.silent = True  # set to False below if this query succeeds
             answer = await provider.get(ident)
             known.silent = isinstance(answer, Unknown)
             return answer
@@ -106,11 +106,11 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Keep the answers of a lease valid, because its latest events only record these answers."""
+        """Mark the answers about a lease as valid, because its latest events only record these answers."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
-        """Return the backend's observation of a job, from one poll of all jobs of its place. Raises its error."""
+        """Return the backend's observation of a job, from one poll of all jobs at its place. Raises its error."""
         where = _where(handle)
         there = self._jobs.get(where, {})
         known = self._polls.get(where)
@@ -120,7 +120,7 @@ class SharedAnswers:
             known = self._polls[where] = _Poll(self.ctx.ledger.last_seq(), anyio.current_time(), set(there))
             try:
                 known.seen = await self.ctx.backend(handle.backend).poll(list(there.values()))
-            except WardenError as error:  # an unreadable answer may concern one job only
+            except WardenError as error:  # BadReply may concern only one job, so that job is polled alone
                 known.error = error
         there.pop(handle.token, None)
         if known is not None and handle.token in known.asked and self._last_seq(job.subject) <= known.seq:
@@ -141,7 +141,7 @@ class SharedAnswers:
         if not ask:
             known = self._lists[platform] = _List(Known(()), self.ctx.ledger.last_seq(), anyio.current_time())
         else:
-            unread = Unknown(f"{platform} has not answered the request for its list")
+            unread = Unknown(f"{platform} has not responded to the request for its list")
             known = self._lists[platform] = _List(unread, self.ctx.ledger.last_seq(), anyio.current_time())
             try:
                 known.answer = await in_time(platform, self.ctx.provider(platform).list())
@@ -149,7 +149,7 @@ class SharedAnswers:
                 known.answer, known.limited = Unknown(error.message), isinstance(error, RateLimited)
             if isinstance(known.answer, Known):
                 known.there = {i.id for i in known.answer.value if i.state is not InstanceState.GONE}
-                # A row has all facts of a machine, except AutoDL's, which lacks the address and the price.
+                # A running machine without a place is queried separately: AutoDL's list lacks addresses and prices.
                 known.machines = {
                     i.id: i
                     for i in known.answer.value
@@ -184,7 +184,7 @@ def sharing(ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecor
 
 @contextmanager
 def sharing_nothing() -> Iterator[None]:
-    """Query each machine and job separately within this task: an approval needs current answers."""
+    """Query each machine and job separately within this task, because an approval needs current facts."""
     token = _WALK.set(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Request a machine's stop or termination. Only an observation ends a lease; the provider's answer does not."""
+"""Request a machine's stop or termination. Only an observation ends a lease; an accepted request does not."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import TeardownRecord
 
 ASK_AGAIN_S: Final = 30.0
-"""Seconds that an accepted verb has to take effect before it is sent again."""
+"""Seconds to wait for an accepted verb to take effect before sending it again."""
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""Longest wait that a platform may request, in seconds, because the machine is billed meanwhile."""
+"""Longest wait in seconds that a platform can impose, because the machine is billed in the meantime."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether no call may be sent for an approved request.
+    """Return whether an approved request is no longer valid, so that no call may be sent for it.
 
-    Either automatic teardown approved the request and was canceled since, or the approval expired before the first call
+    Either automatic teardown approved the request and was canceled later, or the approval expired before the first call
     was sent, for example because the process died or the computer slept.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
@@ -41,24 +41,23 @@ def voided(ctx: Context, record: TeardownRecord) -> bool:
 
 
 def call_sent(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether a call to the provider was sent, or may have been, since a request was approved."""
+    """Return whether a call to the provider was sent, or may have been sent, since a request was approved."""
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     calls = (ctx.ledger.last(f"lease/{record.lease}", kind) for kind in (VerbIntent, VerbSent))
     return granted is not None and any(call is not None and call.seq > granted.seq for call in calls)
 
 
 async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecord | None = None) -> None:
-    """Send the next verb for a machine's stop or termination: first a stop, if the platform requires it.
+    """Send the next verb to stop or terminate a machine. A stop comes first if the platform requires it.
 
     No verb is sent if the machine is already terminating or reported gone, if it accepted the verb less than
     `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the next
-    call retries. No verb is sent for a request (`by`) under a hold: the intent is recorded, before the call, only
-    without a hold.
+    call retries. No verb is sent for a request (`by`) that a hold has voided, because the intent is then not recorded.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
     if lease.instance is None or (last is not None and last.data.saw == "gone"):
-        return  # a second poll confirms it
+        return  # a second poll will confirm it
     step = next_verb(ctx.profile(lease.platform), lease.instance, verb)
     if step is None:
         return
@@ -67,7 +66,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         same = before.data.verb == step and before.data.taken
         if ctx.clock.now() < (before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0):
             return
-    with ctx.ledger.transaction():  # a hold is recorded either before this, or is too late
+    with ctx.ledger.transaction():  # a hold recorded after this transaction is too late
         if by is not None and voided(ctx, by):
             return
         ctx.ledger.add(lease.subject, VerbIntent(verb=step))
@@ -77,7 +76,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         why = answer.why if isinstance(answer, Unknown) else None
         sent = VerbSent(verb=step, taken=True) if why is None else VerbSent(verb=step, taken=False, why=why)
     except RateLimited as busy:
-        # The platform's wait, but at least a backoff that doubles with each consecutive refusal.
+        # Wait as long as the platform requests, but at least for a backoff that doubles with each refusal in a row.
         earlier = reversed(ctx.ledger.events(lease.subject, kind=VerbSent))
         refused = sum(1 for _ in takewhile(lambda event: event.data.not_before is not None, earlier))
         backoff_s = min(FIRST_WAIT_S * 2.0 ** min(refused, 16), MOST_WAIT_S)
@@ -89,7 +88,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
 
 def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
-    """Return the verb to send now so that a machine is stopped or terminated; None if none is needed."""
+    """Return the verb to send now in order to stop or terminate a machine; None if none is needed."""
     if instance.state in _ENDING:
         return None
     if verb == "stop":

@@ -1,1 +1,1 @@
-"""Observe jobs, billing, balances and deadlines; raise alerts."""
+"""Observe jobs, billing, balances and deadlines, and raise alerts."""

@@ -48,20 +48,20 @@ OVERLAP_S: Final = 600.0
 """Largest difference between the clocks of two processes that write one ledger."""
 IDLE_PERCENT: Final = 5.0
 REPEAT_S: Final = 600.0
-"""Seconds without an answer after which the alert of a question is repeated."""
+"""Seconds after which the alert about an unanswered question is repeated."""
 ORDER_LATE_S: Final = 120.0
 """Seconds by which automatic teardown may be late before the alert about the idle machine is raised."""
 OBSERVED: Final = frozenset({"idle_gpu", "stalled", "diverged", "disk_filling", "inodes_filling"})
 """Kinds that only an observation of the machine can raise or clear."""
 ASKED: Final = frozenset({"finished_billing", "cost_cap", "ending_soon"})
-"""Kinds that repeat an open question about the machine's teardown."""
+"""Kinds that are already listed as an open question about the machine's teardown."""
 UPLOAD: Final = "upload_failed"
-"""Kind of a failed upload to an artifact store; an upload may also fail after the job has ended."""
+"""Kind of a failed upload to an artifact store. An upload can also fail after the job has ended."""
 SAID_BY_RUNNER: Final = {
     "gpu_oom": ("gpu_oom", "a GPU ran out of memory, according to its output."),
-    "timeout": ("time_limit", "its time limit is near; unsaved work is lost then."),
+    "timeout": ("time_limit", "its time limit is near; unsaved work will be lost."),
 }
-"""Alerts of the runner that are passed on to the user, by kind: the condition and its text."""
+"""Runner alerts that are forwarded to the user, by kind: the condition and its text."""
 BALANCE: Final = "watch/balance-"
 """Prefix of the subject of alerts about an account's balance; the platform's name follows."""
 
@@ -70,9 +70,9 @@ BALANCE: Final = "watch/balance-"
 class Condition:
     """A condition that is true now. It becomes an alert after it has lasted for `hold_s` seconds.
 
-    `since` is the time at which the condition started, if the ledger records it; otherwise the time of the first
-    observation counts. A change of `same` restarts the count. A condition with a `mark` is an event: it is reported
-    once and never clears.
+    `since` is the time at which the condition started, if it is recorded in the ledger; otherwise the condition starts
+    with its first observation. A change of `same` restarts it. A condition with a `mark` is an event: it is reported
+    once and never cleared.
     """
 
     subject: str
@@ -91,7 +91,7 @@ class Condition:
 
 
 async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
-    """Return all current conditions. Yields to other tasks between jobs.
+    """Return all current conditions. Other tasks can run between jobs.
 
     `raised` are the keys of open alerts: an open alert is cleared at a stricter limit than the one that raised it.
     """
@@ -103,10 +103,10 @@ async def conditions(ctx: Context, raised: Container[Key]) -> list[Condition]:
             found.append(Condition(subject, "day_budget", text))
     for funds in known_funds(ctx):
         subject, clock = f"{BALANCE}{funds.platform}", funds.clock
-        # An open alert is cleared at another limit than the one that raised it, because spending fluctuates.
+        # The limit to clear an open alert differs from the limit to raise it, because spending fluctuates.
         hours = ctx.policy.watch.danger_hours * (1.2 if (subject, "danger_clock", "") in raised else 1.0)
         if clock is not None and clock.at - ctx.clock.now() < hours * 3600:
-            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or end machines you do not need."
+            text = f"{funds.platform}: {clock.trigger}: {clock.effect}. Add credit, or tear down unneeded machines."
             found.append(Condition(subject, "danger_clock", line(text, 400)))
     for job_id in _watched(ctx):
         await checkpoint()
@@ -143,9 +143,9 @@ def _conditions_of(ctx: Context, job: JobRecord, raised: Container[Key]) -> Iter
 
 
 def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
-    """Return the raised alerts whose cause may persist, except those that only repeat a question.
+    """Return the raised alerts whose cause may persist, except those that are also listed as a question.
 
-    The leading watch records the end of all others.
+    Alerts that are omitted here are later recorded as cleared by the leading watch.
     """
     alerts = [Alert.read(event) for event in ctx.ledger.standing_alerts()]
     keys, present = {alert.key for alert in alerts}, dict[str, set[Key]]()
@@ -171,13 +171,13 @@ def shown_alerts(ctx: Context, waiting: Sequence[Waiting]) -> list[Alert]:
 
 
 def waiting_for_approval(ctx: Context) -> Iterator[Condition]:
-    """Yield a condition for each open question to the user, with the text that every list of questions uses.
+    """Yield a condition for each open question to the user, with the same text as in lists of questions.
 
-    A question is repeated at growing intervals: each interval is three times as long as the previous one.
+    A question is repeated at increasing intervals: each interval is three times as long as the previous one.
     """
     for asked in what_waits(ctx):
         if asked.kind in {"ordered", "price", "blocked", "unasked"}:
-            continue  # these have other alerts
+            continue  # these kinds have their own alerts
         age_s = ctx.clock.now() - asked.since
         times = 0 if age_s < REPEAT_S else 1 + int(math.log(age_s / REPEAT_S, 3))
         kind, text = "approval", f"{asked.text}. It waits for your approval."
@@ -206,7 +206,7 @@ def _job_conditions(ctx: Context, job: JobRecord, raised: Container[Key]) -> Ite
     again = ctx.ledger.last(job.subject, RelaunchIntent)
     if again is not None and _recent(ctx, again.at):
         text = (
-            f"{job.id} lost its machine. Another one is rented, for at most {usd(again.data.worst_cost)}, and the job "
+            f"{job.id} lost its machine. Another is rented for at most {usd(again.data.worst_cost)}, and the job "
             f"resumes from the proven copy; {usd(again.data.left)} of the relaunch budget remain after that."
         )
         yield Condition(
@@ -253,7 +253,7 @@ def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
-    """Yield the conditions in an observation of a job: an idle GPU, a stall, a disk that fills."""
+    """Yield the conditions in an observation of a job, such as an idle GPU, a stall, or a disk that is nearly full."""
     watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
@@ -268,7 +268,7 @@ def _observed_conditions(
     step = "no step" if seen.step is None else f"step {seen.step}"
     text = f"{job.id}: no new step and no log line for {watch.stall_minutes} minutes ({step})."
     hold_s = watch.stall_minutes * 60
-    if said := stall_of(seen):  # the runner has waited already
+    if said := stall_of(seen):  # the runner has already waited
         text, hold_s = f"{job.id}: {line(said, 120)}.", 0
     same = f"{seen.step} {seen.log_bytes}"
     yield Condition(job.subject, "stalled", text, hold_s, same=same, next_steps=look)
@@ -276,7 +276,7 @@ def _observed_conditions(
         ("disk_filling", "disk space", beat.disk_free, beat.disk_total),
         ("inodes_filling", "inodes", beat.inodes_free, beat.inodes_total),
     ):
-        # An open alert is cleared at a higher limit than the one that raised it, so that it does not flicker.
+        # The limit to clear an open alert is higher than the limit to raise it, so that the alert does not flicker.
         limit = watch.disk_free_percent * (1.2 if (job.subject, kind, "") in raised else 1.0)
         if free is not None and total and 100 * free / total < limit:
             text = f"{job.id}: {100 * free / total:.0f} % of the {what} is left; the next checkpoint may not fit."
@@ -296,16 +296,16 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
-        # A teardown of the job ends the job's current machine, so only the console can reliably end this one.
+        # A teardown request for the job is about the job's current machine, so this one must be ended in the console.
         why, hold_s = f"was rented for {job.id}, which does not use it", 0.0
         if given_back is not None:
-            why, hold_s = f"was given back because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
+            why, hold_s = f"was abandoned because {line(given_back.data.why, 160)}", watch.finished_minutes * 60
         bills = "its disk may be billed" if seen.meter is False else f"it is billed{rate}"
         text = f"the machine {line(seen.id, 80)} on {lease.platform} {why}, and {bills}, {usd(cost)} so far."
         yield Condition(
             lease.subject,
             "unused_billing",
-            f"{text} End it in the platform's console.",
+            f"{text} Terminate it in the platform's console.",
             hold_s,
             since=given_back.at if given_back is not None else None,
         )
@@ -314,15 +314,15 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
         why = f" ({line(unseen, 200)})" if unseen else ""
         since = lease.answers[-1][0] if lease.answers else lease.opened_at
         text = (
-            f"{lease.platform} has not answered about the machine of {job.id} since {utc(since)}{why}. "
+            f"{lease.platform} has not reported the machine of {job.id} since {utc(since)}{why}. "
             f"It counts as billing, {usd(cost, lease.estimated)} so far. Check the platform's console."
         )
         yield Condition(lease.subject, "unknown", text, watch.unknown_minutes * 60, since=since)
     if cost is not None and job.spec.max_cost_usd is not None and cost >= job.spec.max_cost_usd:
         process = "its process is stopped" if job.state in TERMINAL_JOBS else "its process is being stopped"
         text = (
-            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, {machine} stays billed. "
-            "May it be ended?"
+            f"{job.id} reached its cost cap of {usd(job.spec.max_cost_usd)}: {process}, but {machine} is still billed. "
+            "May it be torn down?"
         )
         yield Condition(lease.subject, "cost_cap", text, next_steps=following(ctx, job))
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
@@ -345,9 +345,9 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
 
 
 def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condition:
-    """Return the condition that an ended job's machine is billed, or that the machine's announced end is overdue.
+    """Return the condition that an ended job's machine is billed, or that its announced teardown is overdue.
 
-    The first announcement counts: the end would never be overdue if each repetition postponed it.
+    The first announcement sets the due time, because repeated announcements would postpone it forever.
     """
     ordered = automatic_teardown(ctx, job.id) is not None
     said = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
@@ -366,9 +366,9 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
 
 
 def raise_overdue(ctx: Context) -> None:
-    """Raise an alert for each overdue automatic teardown. Every command does this, because possibly no watch runs.
+    """Raise an alert for each overdue automatic teardown. Every command calls this, because a watch may not be running.
 
-    While the policy can't be read, replies report that instead.
+    If the policy can't be read, no alert is raised, because replies already report that.
     """
     unable = ctx.ledger.readable_only or any(notice.kind == "broken" for notice in ctx.warnings)
     for job_id in () if unable else ctx.ledger.jobs_with_leases(*LIVE_LEASES):
@@ -389,7 +389,7 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
         left = clock.at - ctx.clock.now()
         if left < ctx.policy.watch.danger_hours * 3600 and not clock.after_job:
             when = f"in about {left / 3600:.0f} h" if left > 0 else "any moment now"
-            text = f"{lease.platform} acts on the machine of {job.id} {when} ({clock.trigger}): {clock.effect}."
+            text = f"{lease.platform} will act on the machine of {job.id} {when} ({clock.trigger}): {clock.effect}."
             yield Condition(lease.subject, "danger_clock", line(text), mark=f"{clock.at:.0f}")
 
 
@@ -397,9 +397,9 @@ def _clocks(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Iterator[Condit
 
 
 async def billed_today(ctx: Context, *, pretend: bool) -> float:
-    """Return the known cost of machines in the last 24 hours, in US dollars: at most one day for each.
+    """Return the known cost of machines in the last 24 hours, in US dollars: at most one day's cost per machine.
 
-    The cost of an ended machine does not change, so each process reads it only once.
+    The cost of an ended machine does not change, so each process computes it only once.
     """
     now = ctx.clock.now()
     day = now - DAY_S

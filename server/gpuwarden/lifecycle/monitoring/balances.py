@@ -17,10 +17,10 @@ UNTOLD: Final = "the effect on the machines is not documented; add credit, or en
 
 
 async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
-    """Ask for the balance if a machine may be billed, and store the funds."""
+    """Query the account's balance if a machine may be billed, and store the funds."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     for seen in (lease_now(ctx, lease.id).instance for lease in mine):
-        if seen is not None and seen.id in machines:  # some prices are only in a machine's details
+        if seen is not None and seen.id in machines:  # some lists lack prices
             known = machines[seen.id]
             missing = (f for f in ("price_usd_per_hour", "stopped_usd_per_hour") if getattr(known, f) is None)
             machines[seen.id] = known.model_copy(update={f: getattr(seen, f) for f in missing})
@@ -38,7 +38,7 @@ async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance],
     if isinstance(balance, Known):
         if balance.value.currency != "USD":
             burn, whole = 0.0, False
-        elif balance.value.per_hour is not None:  # the platform's figure is used if it is higher
+        elif balance.value.per_hour is not None:  # use the platform's figure if it is higher
             burn, whole = max(burn, balance.value.per_hour), True
     clocks = ctx.profile(platform).danger_clocks
     effect = next((clock.effect for clock in clocks if clock.counts_from == "balance"), UNTOLD)
@@ -51,7 +51,7 @@ def known_funds(ctx: Context) -> list[Funds]:
 
 
 def dated(ctx: Context, platform: str) -> bool:
-    """Return whether this process can compute the end of a balance now."""
+    """Return whether this process knows the balance, and can compute when it will be used up."""
     if platform not in ctx.funds:
         return False
     funds = ctx.funds[platform]

@@ -1,4 +1,4 @@
-"""Check a job: advance it, observe it, read its log."""
+"""Check a job: advance it, observe it, and read its log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMP
 
 @dataclass(frozen=True)
 class Checked:
-    """A job, its lease and a piece of its log. `note` names missing information; `explained` lists possible faults."""
+    """A job, its lease and a part of its log. `note` explains missing information; `explained` lists faults."""
 
     job: JobRecord
     observation: Observation | None
@@ -54,7 +54,7 @@ class Checked:
     evidence: tuple[Step, ...] = ()
     """The completed and open steps of verifying its outputs."""
     remaining: Remaining | None = None
-    """Shortest and longest time until its last step."""
+    """Estimated minimum and maximum time until its last step."""
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
@@ -63,7 +63,7 @@ class Checked:
 
     @property
     def skew(self) -> Skew | None:
-        """Return the releases that contain a name that the job's environment lacks."""
+        """Return the package releases that contain a name that is missing from the job's environment."""
         return self.explained.skew
 
     @property
@@ -73,7 +73,7 @@ class Checked:
 
     @property
     def texts(self) -> list[str]:
-        """Return the job's output: its log, and the lines of it that a diagnosis is based on."""
+        """Return the job's output: its log, and the log lines that led to a diagnosis."""
         told = [m.text for found in self.diagnoses for m in found.lines]
         return [self.log.text if self.log else "", *told]
 
@@ -97,7 +97,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
         note = note or f"The state of the machine is unknown, so it counts as billing: {unseen}."
     observation, log = None, None
     start = -limit if cursor is None else cursor
-    # A machine's logs end with it; a serverless platform keeps a job's log after its container is gone.
+    # Logs are lost with a machine, but a serverless platform keeps a job's log after its container is gone.
     kept = ctx.profile(job.spec.platform).kind == "serverless"
     if job.handle is not None and (lease is None or lease.state is not Lease.STOPPED or kept):
         observation = await observe(ctx, job)
@@ -122,7 +122,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
-    """Return the decision about the machine's end; None without a machine."""
+    """Return the decision about the machine's teardown; None without a machine."""
     return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
 
 
@@ -137,10 +137,9 @@ class Signaled:
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
-    """Return an observation with the step and the metrics that a piece of log contains.
+    """Return an observation with the step and the metrics that a part of the log contains.
 
-    These are used only if the observation has neither, because a serverless platform has no runner that would read
-    them.
+    They are used only if the observation has none: a serverless platform has no runner to read them.
     """
     if seen is None or seen.step is not None or seen.metrics or seen.last_beat_at is not None:
         return seen
@@ -161,7 +160,7 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
 
 
 async def cancel(ctx: Context, job_id: str) -> Signaled:
-    """End a job's process, with a signal first so that it can save. The machine stays and is billed.
+    """End a job's process, after a signal so that it can save. The machine is kept and billed.
 
     Canceling an ended job does not change its state, but ends any process that is still running.
     """
@@ -188,8 +187,8 @@ async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
 async def pause(ctx: Context, job_id: str) -> Signaled:
     """End a job's process so that it can resume later: send a signal, allow time to save, and do not relaunch it.
 
-    The machine stays and is billed. Raises Conflict for a job without a process, NotSupported if its files end with
-    its process.
+    The machine is kept and billed. Raises Conflict for a job without a process, NotSupported if its files are deleted
+    when the process ends.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state is not Job.PAUSED and job.state not in PAUSABLE:
@@ -208,7 +207,7 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
 
 
 async def resume(ctx: Context, job_id: str) -> Signaled:
-    """Launch a paused job again in its folder, and start its machine if that is stopped.
+    """Launch a paused job again in its folder, and start its machine if it is stopped.
 
     Raises Conflict for a job that is not paused or whose machine is being ended, Refused if the cost may exceed both
     the amount approved for the job and the caps.
@@ -220,8 +219,8 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
         ticket = open_ticket(ctx, lease_now(ctx, job.lease)) if job.lease else None
         if ticket is not None and ticket.state in UNDER_WAY:
             raise Conflict(
-                f"the {ticket.verb} of the machine of job {job_id} is under way",
-                do(Action.TEARDOWN, "to follow it; resume after that", job_id=job_id, verb=ticket.verb),
+                f"the {ticket.verb} of the machine of job {job_id} is in progress",
+                do(Action.TEARDOWN, "to follow it; then resume the job", job_id=job_id, verb=ticket.verb),
             )
         if not job.resume_requested:
             ctx.ledger.add(job.subject, ResumeRequested(worst_cost=allowed_attempt(ctx, job).worst_cost))

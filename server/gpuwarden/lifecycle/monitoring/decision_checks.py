@@ -16,9 +16,9 @@ UNKNOWN = "unknown"
 
 
 class CheckOutcome(Frozen):
-    """The outcome of one check on the job's machine, by the ids of list, check and outcome.
+    """The outcome of one check on the job's machine, with the ids of the decision list, the check and the outcome.
 
-    `outcome` is `unknown` if the command gave no answer; `why` has the reason. `value` is the number that determined
+    `outcome` is `unknown` if the command returned no result; `why` is the reason. `value` is the number that determined
     the outcome.
     """
 
@@ -32,7 +32,7 @@ class CheckOutcome(Frozen):
 
 
 async def outcomes(ctx: Context, job: JobRecord, lists: Sequence[DecisionList]) -> tuple[CheckOutcome, ...]:
-    """Run the read-only checks of some lists in one call, and judge each by its output. Each command runs once."""
+    """Run the read-only checks of the lists in one call, and evaluate their outputs. Each command runs only once."""
     rows = [(one.id, check) for one in lists for check in one.checks if check.reads][:MAX_CHECKS]
     if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Looker):
         return ()

@@ -1,6 +1,6 @@
-"""Diagnose a job with the references, from the end of its log and from its observation.
+"""Diagnose a job from the end of its log and from its observation, using the reference entries.
 
-A healthy job is never diagnosed. A job that succeeded is diagnosed only if metrics are not finite at its end.
+A healthy job is never diagnosed. A job that succeeded is diagnosed only if its last metrics are not finite.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ FULL_INODES = 4
 
 @dataclass(frozen=True)
 class Explained:
-    """Possible explanations of a job's trouble; all may be empty.
+    """Possible explanations of a job's problem; all may be empty.
 
-    The best matching entries, the releases that contain a missing name, and the outcomes of checks on its machine.
+    They are the best matching reference entries, the package releases that contain a missing name, and the outcomes of
+    checks on the job's machine.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -56,14 +57,14 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
     log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
     code = None
     if failed and seen:
-        code = 128 + seen.signal if seen.signal else seen.exit_code  # as a shell reports it
+        code = 128 + seen.signal if seen.signal else seen.exit_code  # as in a shell
 
     def explained() -> Explained:
         reading = Reading(log, code)
         found = diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT, reading=reading)
         return Explained(found, explain(reading.failure) if failed else None)
 
-    # In a thread: the references take a second to read the first time.
+    # run in a thread, because reading the references takes a second the first time
     found = await anyio.to_thread.run_sync(explained)
     if seen is None or not signs or job.state is Job.SUCCEEDED:
         return found
@@ -71,7 +72,7 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
 
 
 def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
-    """Yield the signs of trouble in an observation. Trouble from which the job has recovered does not count."""
+    """Yield the signs of problems in an observation, except problems from which the job has recovered."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
         for alert in (a for a in open_alerts(seen) if a.kind in kinds):
@@ -88,7 +89,7 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
     if seen.reason is Code.OUT_OF_MEMORY:
         yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed for memory: {seen.why}", sure=True)
     elif beat.oom_kills:
-        text = f"the kernel killed for memory beside the job {beat.oom_kills} times while it ran"
+        text = f"the kernel killed for memory {beat.oom_kills} times while the job ran"
         yield Seen(sign=Sign.OOM_KILL, text=text)
     if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
         yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
@@ -98,7 +99,7 @@ def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:
-    """Return the sign of an alert; for a value that is not finite, it depends on the metric's name."""
+    """Return the sign that an alert indicates; for a value that is not finite, it depends on the metric's name."""
     if kind != "nonfinite":
         return {"spike": Sign.LOSS_SPIKE, "slowed": Sign.SLOWED, "stall": Sign.STALL}[kind]
     last = re.split(r"[/.]", name.lower())[-1]

@@ -1,4 +1,4 @@
-"""List the machines of every platform in use, also those not rented by gpuwarden, with costs and failed queries."""
+"""List all machines on the platforms in use, including those not rented by gpuwarden, with costs and failed queries."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ OPEN_JOBS: Final = tuple(s for s in Job if s not in TERMINAL_JOBS)
 UNDER_WAY: Final = (Teardown.APPROVED, Teardown.EXECUTING, Teardown.NEEDS_HUMAN)
 """Teardowns that continue without a further question."""
 SUBJECTS_OF_A_JOB: Final = 4
-"""Subjects that a pass reads for most jobs: the job, its lease, its receipt and its teardown."""
+"""Number of subjects that a pass reads for most jobs: the job, its lease, its receipt and its teardown."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One machine. `lease` is None if gpuwarden did not rent it. `billing` None is unknown and counts as billing.
+    """One machine. `lease` is None if gpuwarden did not rent it. `billing` is None if unknown, which counts as billed.
 
     `since` is when the machine was rented, `stopped_at` when it was first observed off, and `stopped_usd_per_hour` its
     price while it is off.
@@ -105,10 +105,10 @@ class Row:
 
     @classmethod
     def of_listed(cls, ctx: Context, platform: str, seen: Instance) -> Row:
-        """Return the row of a machine that only the platform lists: it was not rented here, or is recorded as gone."""
+        """Return the row of a listed machine that has no live lease: it was not rented here, or is recorded as gone."""
         known = _lease_of(ctx, platform, seen)
         lease = known if known is not None and known.instance_id == seen.id else None
-        # The provider describes a listed item that is not a machine, such as a schedule.
+        # If a listed item is not a machine, such as a schedule, the provider describes it in `why`.
         said = f" ({line(seen.why, 120)})" if seen.why and seen.place is None else ""
         return cls(
             platform=platform,
@@ -127,9 +127,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All rows, the running jobs without a lease, and the platforms whose list could not be read.
+    """All rows, the running jobs without a lease, and the failed queries (`unknown`).
 
-    `ledger` is the reason why the ledger may not know every machine.
+    `ledger` is the reason why some machines may be missing from the ledger.
     """
 
     rows: tuple[Row, ...]
@@ -140,21 +140,21 @@ class Inventory:
 
 
 async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
-    """Advance every job, lease and teardown as far as possible. Return the failures, by id, with their reasons.
+    """Advance every job, lease and teardown as far as possible. Return the reasons for failures, by id.
 
-    Jobs in `skip` are omitted, because their platform or machine has not answered recently.
+    Jobs in `skip` are omitted, because their platform or machine has not responded recently.
     """
     trouble: dict[str, str] = {}
     names = [job_id for job_id in unsettled(ctx) if job_id not in skip]
     ctx.ledger.keep(SUBJECTS_OF_A_JOB * len(names))
     open_jobs: list[JobRecord] = []
     for job_id in names:
-        await checkpoint()  # each read replays a job's history
+        await checkpoint()  # let other tasks run, because each read replays a job's history
         open_jobs.append(read_job(ctx.ledger, job_id))
     under_way = ctx.ledger.subjects("teardown", *UNDER_WAY)
     if not open_jobs and not under_way:
         return trouble
-    # Most calls have nothing to advance, so the modules that verify and end jobs are imported late.
+    # imported only here, because most calls have nothing to advance and this import is slow
     from gpuwarden.lifecycle.teardown.gate import proceed
 
     live: list[LeaseRecord] = []
@@ -174,7 +174,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
 
 
 async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
-    """Advance jobs and their leases. Return the failures, by job id, with their reasons."""
+    """Advance jobs and their leases. Return the reasons for failures, by job id."""
     from gpuwarden.lifecycle.execution.advance import advance_locked
     from gpuwarden.lifecycle.execution.provisioning import refresh_lease
     from gpuwarden.lifecycle.execution.running import observe
@@ -195,16 +195,16 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
                 if job.state in TERMINAL_JOBS and (
                     may_park(ctx, job) or (job.spec.artifact_store and leases_of(ctx, job))
                 ):
-                    await observe(ctx, job)  # a machine that can't stop itself or upload reports it in the status
+                    await observe(ctx, job)  # the status reports a failed self-stop or upload
         except Exception as error:
             trouble[job_id] = what_went_wrong(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
-            slow.add(platform)  # each of the platform's other jobs would delay the round by as much
+            slow.add(platform)  # its other jobs would delay the round as much
     return trouble
 
 
 def what_went_wrong(error: Exception) -> str:
-    """Return the message for a failed step. An unexpected failure must not stop the checks of other machines."""
+    """Return the message for a failed step; unexpected errors are logged. The checks of other machines continue."""
     known = as_warden_error(error)
     if isinstance(known, Internal):
         logger.error("a step failed unexpectedly: %r", error)
@@ -223,7 +223,7 @@ def leases_of(ctx: Context, job: JobRecord) -> list[str]:
 
 
 async def list_instances(ctx: Context) -> Inventory:
-    """Reconcile, then list every machine of every platform that was used from here or has an API key."""
+    """Reconcile, then list all machines on every platform that this ledger has used or that has an API key."""
     trouble = await reconcile(ctx)
     listed, unread = await sweep(ctx)
     there = await _still_there(ctx)
@@ -232,7 +232,7 @@ async def list_instances(ctx: Context) -> Inventory:
         mine = [lease for lease in there if lease.platform == platform]
         shown = {lease.instance_id for lease in mine}
         rows += [Row.of_lease(ctx, lease) for lease in mine]
-        # A stopped machine stays in the list: its disk may be billed for as long as it exists.
+        # Stopped machines are listed as well, because a disk may be billed as long as it exists.
         rows += [Row.of_listed(ctx, platform, machine) for machine in machines if machine.id not in shown]
     running = [read_job(ctx.ledger, j) for j in job_ids(ctx.ledger, *OPEN_JOBS)]
     unmetered = tuple(j for j in running if j.lease is None)
@@ -240,9 +240,9 @@ async def list_instances(ctx: Context) -> Inventory:
 
 
 async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str, str]]:
-    """Read the list of every platform used or configured, and track listed machines again that were recorded as ended.
+    """Read the machine lists of all used or configured platforms. A listed machine recorded as ended is tracked again.
 
-    Return the listed machines, by platform, and the failures with their reasons. An unread list is empty.
+    Return the listed machines and the reasons for failures, by platform. A list that can't be read is empty.
     """
     there = await _still_there(ctx)
     platforms = sorted({*ctx.ledger.platforms(), *ctx.configured()})
@@ -258,7 +258,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
             trouble[platform] = answer.why
             return
         found[platform] = answer.value
-        if ctx.ledger.readable_only is not None:  # nothing can be recorded, so this process remembers it
+        if ctx.ledger.readable_only is not None:  # the ledger is read-only
             for instance in answer.value:
                 if (lease := _lease_of(ctx, platform, instance)) is not None:
                     ctx.seen.setdefault(lease.id, (ctx.clock.now(), instance))
@@ -267,14 +267,14 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
         await look_at_funds(ctx, platform, answer.value, mine)
 
     with first_error():
-        async with anyio.create_task_group() as together:  # a slow platform delays no other
+        async with anyio.create_task_group() as together:  # so that a slow platform does not delay others
             for platform in platforms:
                 together.start_soon(survey, platform)
     return found, trouble
 
 
 async def _still_there(ctx: Context) -> list[LeaseRecord]:
-    """Return the leases whose machines may be billed or are stopped with their disks, the oldest change first."""
+    """Return the leases whose machines may be billed or are stopped, the oldest change first."""
     found = []
     for name in (*ctx.ledger.subjects("lease", *LIVE_LEASES), *ctx.ledger.resting()):
         await checkpoint()
@@ -283,7 +283,7 @@ async def _still_there(ctx: Context) -> list[LeaseRecord]:
 
 
 def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
-    """Return the latest lease recorded for a listed machine, else the lease of the machine's token."""
+    """Return the latest lease recorded for a listed machine, or else the lease of the machine's token."""
     known = (f"lease/{instance.token}",) if ctx.ledger.state(f"lease/{instance.token}") is not None else ()
     for subject in (*reversed(ctx.ledger.leases_of_instance(instance.id)), *known):
         lease = read_lease(ctx.ledger, subject.removeprefix("lease/"))
@@ -293,7 +293,7 @@ def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | 
 
 
 async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> dict[str, str]:
-    """Track rented machines again that are listed although they were recorded as gone or never rented."""
+    """Track machines again that are listed although their leases were recorded as gone or as never rented."""
     trouble = {}
     why = "it is listed although it was recorded as gone"
     for instance in listed:

@@ -30,9 +30,10 @@ MAX_SCANNED = 2_000
 
 @dataclass(frozen=True)
 class JobLine:
-    """One job in a list. `cost_usd` is the cost of all its machines, None if unknown; `billing` counts unknown as yes.
+    """One job in a list. `cost_usd` is the cost of all its machines, None if unknown.
 
-    `estimated` marks a cost that is an upper bound instead of the platform's figure.
+    `billing` is also true if it is unknown whether a machine is billed. `estimated` means that the cost is an upper
+    bound instead of the platform's figure.
     """
 
     job: JobRecord
@@ -49,7 +50,7 @@ class JobLine:
 
 @dataclass(frozen=True)
 class Spending:
-    """Spending in US dollars: since local midnight, in this local month, and the caps; rehearsals are separate."""
+    """Spending in US dollars of the local day and month, with the caps. Rehearsals are counted separately."""
 
     today: float
     month: float
@@ -60,7 +61,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class Overview:
-    """Jobs, open questions, billed machines and spending. `unknown` contains the failed checks with their reasons."""
+    """Jobs, open questions, billed machines and spending. `unknown` contains the reasons for failed checks."""
 
     at: float
     running: tuple[JobLine, ...]
@@ -75,7 +76,7 @@ class Overview:
 
 
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
-    """Return the overview, after advancing every job and asking every platform in use unless `offline`."""
+    """Return the overview. Unless `offline`, first advance every job and query every platform in use."""
     if offline:
         return glance(ctx, {})
     found = await list_instances(ctx)
@@ -147,7 +148,7 @@ def _spending(ctx: Context, now: float, lines: tuple[JobLine, ...]) -> Spending:
 
 @dataclass(frozen=True)
 class JobPage:
-    """Some jobs, the latest change first, and the job after which the next page begins; None at the end."""
+    """A page of jobs, the latest change first, and the last job of the page; None if no page follows."""
 
     lines: tuple[JobLine, ...]
     after: str | None
@@ -162,7 +163,7 @@ def job_page(
     limit: int = 20,
     after: str = "",
 ) -> JobPage:
-    """Return a page of jobs, ended ones included. `after` is the last job of the previous page."""
+    """Return a page of jobs, including ended ones. `after` is the last job of the previous page."""
     before, found, scanned = None, list[JobLine](), 0
     if after:
         before = ctx.ledger.row(read_job(ctx.ledger, after).subject)  # raises NotFound for an unknown job

@@ -27,10 +27,10 @@ FAILED = (Job.FAILED, Job.PREEMPTED)
 
 @dataclass(frozen=True)
 class Lesson:
-    """The evidence of one failed job. `changes` is a text, redacted and bounded; `fixed_by` is the job that succeeded.
+    """The evidence of one failed job. `fixed_by` is the job that succeeded; `changes` is a redacted, truncated text.
 
-    `again` are other runs of the job that failed with the same first error; `known` are the entries that explain that
-    error.
+    `again` are other runs of the job that failed with the same first error; `known` are the reference entries that
+    explain that error.
     """
 
     job: JobRecord
@@ -43,10 +43,10 @@ class Lesson:
 
     @property
     def doubts(self) -> list[str]:
-        """Return the gaps in the evidence, which the author of the proposed entry has to close."""
+        """Return what is missing from the evidence; the author of the proposed entry has to add it."""
         found = []
         if not self.lines:
-            found.append("the log shows no error line; the cause can't be read from it")
+            found.append("the log has no error line, so it does not show the cause")
         if self.fixed_by is None:
             found.append("no later run of this job succeeded, so no fix is confirmed")
         elif not self.changes:
@@ -59,8 +59,8 @@ class Lesson:
 async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Lesson:
     """Collect the evidence of a failed job. Read the ledger and logs; write nothing.
 
-    `succeeded` names the job that succeeded; the default is the first later one of the same name or script. Raises
-    NotFound for an unknown job, BadRequest for a job that did not fail.
+    `succeeded` is the id of the job that succeeded; the default is the first later one with the same name or script.
+    Raises NotFound for an unknown job, BadRequest for a job that did not fail.
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:
@@ -95,12 +95,12 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
 
 
 def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | None:
-    """Return the job that succeeded: the named one, else the first later attempt; None if no attempt succeeded."""
+    """Return the job that succeeded: the given one, or the first later attempt; None if no attempt succeeded."""
     if named:
         job = read_job(ctx.ledger, named)
         if job.state is not Job.SUCCEEDED or job.id == failed.id:
             raise BadRequest(
-                f"{named} {job.state.told}; --succeeded needs a job that succeeded", "Leave it out to search for one."
+                f"{named} {job.state.told}; --succeeded needs a job that succeeded", "Omit it to search for one."
             )
         return job
     later = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, Job.SUCCEEDED)) if _akin(j, failed)]
@@ -109,7 +109,7 @@ def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | 
 
 
 def _akin(job: JobRecord, failed: JobRecord) -> bool:
-    """Return whether a job is another attempt: it has the same script, or the same non-default name."""
+    """Return whether a job is another attempt, because it has the same script or the same non-default name."""
     if job.id == failed.id:
         return False
     same = failed.spec.script is not None and job.spec.script == failed.spec.script
@@ -117,7 +117,7 @@ def _akin(job: JobRecord, failed: JobRecord) -> bool:
 
 
 async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
-    """Return the ids of other failed attempts whose log has the same error, ignoring numbers and names."""
+    """Return the ids of other failed attempts whose logs have the same error, apart from numbers and names."""
     signature = signature_for(error)
     tries = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, *FAILED)) if _akin(j, job)]
     found = []

@@ -1,7 +1,7 @@
-"""Fetch the metrics and alerts of jobs: read each spool over the connection that is also used to observe the job.
+"""Fetch the metrics and alerts of jobs by reading their spools over the connection that is used to observe the jobs.
 
-This works for every machine, even if it can't reach this computer. Points that the runner has already sent to the
-server are recognized by job, step and time. The spool's lines are claims of the job about itself: they count for the
+This works for every machine, even if it can't connect to this computer. Points that the runner has already sent to the
+server are recognized by job, step and time. The job itself can write a spool's lines, so they are stored only for the
 job of the run folder, even if they name another job.
 """
 
@@ -28,9 +28,9 @@ from gpuwarden.metrics.store import Batch
 
 FILES: Final = ("job", "runner")
 LATELY_S: Final = 86_400.0
-"""Seconds since a job's end after which its metrics are fetched only on request."""
+"""Seconds after a job's end during which its metrics are fetched automatically."""
 MAX_PIECES: Final = 16
-"""Maximum number of pieces of a spool that one round reads from one job; the next round continues."""
+"""Maximum number of parts of a spool that one round reads from one job; the next round continues."""
 
 
 async def pull_reports(ctx: Context, job: JobRecord) -> bool:
@@ -52,9 +52,9 @@ async def pull_reports(ctx: Context, job: JobRecord) -> bool:
 
 
 def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
-    """Return the points and alerts of some lines.
+    """Return the points and alerts in the texts.
 
-    Unreadable lines are skipped, because the server would refuse them too.
+    Invalid lines are skipped, because the server would also reject them.
     """
     points: list[PostedPoints] = []
     alerts: list[PostedAlert] = []
@@ -74,7 +74,7 @@ def _parsed(ctx: Context, job_id: str, texts: Iterable[str]) -> Batch:
 
 
 def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
-    """Return the points of a post, without the unreadable ones."""
+    """Return the valid points of a request."""
     try:
         return [read_points({"job_id": job_id, "metrics": listed})]
     except Malformed:
@@ -83,7 +83,7 @@ def _points(job_id: str, listed: list[Any]) -> list[PostedPoints]:
 
 
 class ReportPuller:
-    """Fetches the reports of jobs that may have news. `trouble` contains the failures by job id, with their reasons."""
+    """Fetches the reports of jobs that may have new ones. `trouble` contains the reasons for failures, by job id."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -92,7 +92,7 @@ class ReportPuller:
         """Ended jobs whose spool was read to its end."""
 
     async def round(self) -> None:
-        """Fetch once from every job that may have news. Failures are recorded in `trouble`, not raised."""
+        """Fetch once from every job that may have new reports. Failures are recorded in `trouble`, not raised."""
         ledger, lately = self.ctx.ledger, self.ctx.clock.now() - LATELY_S
         ended = (subject.removeprefix("job/") for subject in ledger.subjects("job", *TERMINAL_JOBS, since=lately))
         wanted = dict.fromkeys(name for name in (*unsettled(self.ctx), *ended) if name not in self._done)
@@ -111,8 +111,8 @@ class ReportPuller:
             except NotFound:  # the run folder is gone
                 came = False
             except (WardenError, OSError) as error:
-                if job_id not in self.ctx.blind:  # otherwise the observation of the job has already reported the error
-                    self.trouble[job_id] = f"its metrics are not fetched yet: {what_went_wrong(error)}"
+                if job_id not in self.ctx.blind:  # else the observation has already reported it
+                    self.trouble[job_id] = f"its metrics could not be fetched yet: {what_went_wrong(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:
                 self._done.add(job_id)

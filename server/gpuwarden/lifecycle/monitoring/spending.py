@@ -1,7 +1,7 @@
 """Add up the cost of machines by day, platform, project and user, using only the ledger.
 
-A machine's cost is spread evenly over the time from its order to its end, so that each day gets its share of a long
-run. One query reads the machines that ended in the requested time; machines that ended earlier are not read.
+A machine's cost is spread evenly from the time when it was rented to its end, so that each day gets its share of a long
+run. One query reads the machines that ended in the requested period; machines that ended earlier are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DAYS = 400
 
 @dataclass(frozen=True)
 class Charge:
-    """The share of one machine's cost that falls on one local day. `usd` is None if it is unknown."""
+    """The part of one machine's cost that belongs to one local day. `usd` is None if it is unknown."""
 
     day: str
     platform: str
@@ -59,33 +59,33 @@ def charges(ctx: Context, since: float, until: float | None = None) -> list[Char
 
 
 def total(found: Iterable[Charge], *, pretend: bool = False) -> float:
-    """Return the sum of the known costs, without rehearsals; with `pretend`, the sum for rehearsals only."""
+    """Return the sum of the known costs without rehearsals, or of rehearsals only if `pretend` is true."""
     return sum(c.usd or 0.0 for c in found if c.pretend is pretend)
 
 
 def day_start(at: float) -> float:
-    """Return the start of the local day of a time."""
+    """Return the start of the local day that contains a time."""
     return datetime.fromtimestamp(at).astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 def month_start(at: float) -> float:
-    """Return the start of the local month of a time."""
+    """Return the start of the local month that contains a time."""
     day = datetime.fromtimestamp(day_start(at)).astimezone().replace(day=1)
     return datetime(day.year, day.month, 1).astimezone().timestamp()
 
 
 class _Days:
-    """Local days. The last day is cached, because many bills fall on the same day."""
+    """Computes local days. The last day is cached, because many bills are for the same day."""
 
     def __init__(self) -> None:
         self._last = (0.0, 0.0, "")
 
     def of(self, at: float) -> tuple[float, str]:
-        """Return the end and the date of the local day of a time."""
+        """Return the end and the date of the local day that contains a time."""
         start, stop, date = self._last
         if not start <= at < stop:
             start = day_start(at)
-            # Three hours later: a day may have 23 or 25 hours.
+            # The three extra hours are needed because a day may have 25 hours.
             stop = day_start((datetime.fromtimestamp(start).astimezone() + timedelta(days=1, hours=3)).timestamp())
             date = datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d")
             self._last = start, stop, date
@@ -106,7 +106,7 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
 
 
 def split_by_day(bill: _Bill, since: float, until: float, days: _Days) -> Iterator[Charge]:
-    """Split one machine's cost at local midnights, and yield the days in the requested period."""
+    """Split one machine's cost at local midnights, and yield the parts in the requested period."""
     whole = max(bill.ended - bill.begun, 1e-9)
     at = max(bill.begun, since)
     end = max(min(bill.ended, until), at)

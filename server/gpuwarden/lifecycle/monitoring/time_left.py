@@ -27,13 +27,13 @@ def time_left(ctx: Context, job: JobRecord, seen: Observation | None) -> Remaini
     if seen.step and seen.started_at is not None and seen.at > seen.started_at:
         elapsed, seconds = seen.at - seen.started_at, (seen.at - seen.started_at) / seen.step
         if seen.eta_at is not None and seen.total_steps and total > seen.step and seen.eta_at > seen.at:
-            seconds = (seen.eta_at - seen.at) / (total - seen.step)  # the pace of the last minutes
+            seconds = (seen.eta_at - seen.at) / (total - seen.step)  # recent pace
         own = Pace(seconds=seconds, steps=seen.step, elapsed_s=elapsed)
     return remaining(total - (seen.step or 0), own, earlier)
 
 
 def _earlier(ctx: Context, job: JobRecord) -> Iterator[Pace]:
-    """Yield the paces of the newest successful runs of the same script with the same arguments and GPU."""
+    """Yield the paces of the latest successful runs of the same script with the same arguments and GPUs."""
     if job.spec.script is None:
         return
     alike = [s for s in ctx.ledger.jobs_of_script(digest(job.spec.script), Job.SUCCEEDED) if s != job.subject]

@@ -1,4 +1,4 @@
-"""Wait for news of a job, for a bounded time."""
+"""Wait for a change of a job, for a limited time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.records import read_job
 
 MAX_WAIT_S: Final = 45.0
-"""Longest wait in seconds for an MCP client: some cancel a call after 60 seconds."""
+"""Longest wait in seconds for an MCP client, because some clients cancel a call after 60 seconds."""
 FIRST_S, MOST_S = 1.0, 15.0
 
 News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
@@ -22,7 +22,7 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
     """Poll a job until its state, step or alerts change; return whether they changed in time.
 
-    Returns at once for an ended job. The interval between polls grows while nothing changes.
+    For an ended job, return immediately. The interval between polls grows as long as nothing changes.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)
@@ -40,7 +40,7 @@ async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
 
 
 async def _news(ctx: Context, job_id: str) -> News:
-    """Advance a job and return its state, step and alerts. Values that can't be read now count as unchanged."""
+    """Advance a job and return its state, step and alerts. Values that can't be read count as unchanged."""
     with contextlib.suppress(WardenError):
         await advance(ctx, job_id)
     job = read_job(ctx.ledger, job_id)

@@ -1,6 +1,6 @@
-"""List the open questions to the user: machines that may end, prices above the caps, unconfirmed ends.
+"""List the open questions to the user about teardowns, spending and prices.
 
-The list is read from the ledger, so it is as current as the last process that advanced the jobs.
+The list is read from the ledger, so it reflects the last time that a process advanced the jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
 RECEIPTS_S = 86_400.0
-"""Seconds of the longest validity of a receipt."""
+"""Maximum number of seconds for which a receipt is valid."""
 
 
 Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spending", "price"]
@@ -34,9 +34,9 @@ Kind = Literal["teardown", "ordered", "unseen_end", "blocked", "unasked", "spend
 class Waiting:
     """One question to the user. `cost_usd` is the machine's cost so far or the job's highest cost; None if unknown.
 
-    `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (the end is
-    not confirmed), blocked (only the user can accept losing unverified outputs), unasked (the machine is not needed any
-    more and its end was not requested), spending or price. `since` is the time when the question was first asked.
+    `kind` is teardown, ordered (automatic teardown ends the machine unless the user objects), unseen_end (a teardown is
+    not confirmed), blocked (only the user can accept losing unverified outputs), unasked (the machine is no longer
+    needed and its teardown was not requested), spending or price. `since` is when the question was first asked.
     """
 
     subject: str
@@ -65,7 +65,7 @@ def what_waits(ctx: Context) -> list[Waiting]:
 
 
 def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waiting]:
-    """Yield a question for each billed machine of an ended job if the next step is the user's."""
+    """Yield a question for each billed machine of an ended job if the user has to decide next."""
     for job_id in ctx.ledger.jobs_with_leases(*LIVE_LEASES):
         job = read_job(ctx.ledger, job_id)
         if job_id in asked or job.state not in TERMINAL_JOBS:
@@ -78,7 +78,7 @@ def _left_billing(ctx: Context, asked: Container[str | None]) -> Iterator[Waitin
         if now.ticket_state is None and now.ordered is None:
             yield replace(found, kind="unasked", since=job.since, next_steps=(step,))
         elif now.ticket_state is Teardown.BLOCKED:
-            text = f"{found.text}; its end is blocked"
+            text = f"{found.text}; its teardown is blocked"
             yield replace(found, kind="blocked", text=text, next_steps=(step,))
 
 
@@ -87,7 +87,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
     job, lease = read_job(ctx.ledger, record.job_id), lease_now(ctx, record.lease)
     found = replace(_of_machine(ctx, job, lease, record.verb, ticket), since=record.since)
     if record.state is not Teardown.AWAITING_HUMAN:
-        text = f"the approved end of the machine of {job.spec.name} is unconfirmed; check {lease.platform}'s console"
+        text = f"the teardown of the machine of {job.spec.name} is not confirmed; check {lease.platform}'s console"
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
     said = ctx.ledger.last(job.subject, EndingAnnounced)
@@ -99,7 +99,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
 
 
 def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ticket: str) -> Waiting:
-    """Return the question whether a machine may end, with its costs."""
+    """Return the question whether a machine may be torn down, with its costs."""
     off = believed(ctx, lease.id) == "stopped"
     price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
@@ -122,7 +122,7 @@ def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ti
 
 
 def _spending(ctx: Context, subject: str) -> Waiting | None:
-    """Return the question about a receipt's price; None if it is answered, used, expired or obsolete."""
+    """Return the question about a receipt's price; None if it is approved, used, expired or obsolete."""
     ticket, now = subject.removeprefix("receipt/"), ctx.clock.now()
     receipt = read_receipt(ctx.ledger, ticket)
     issued = receipt.issued

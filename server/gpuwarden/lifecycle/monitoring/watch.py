@@ -1,9 +1,9 @@
 """The watch: advance all jobs, leases and teardowns, and raise alerts.
 
-It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`). One
-watch leads at a time; all others show the leader's findings. An alert is an event of the ledger: the first process to
-observe its condition raises it, and the first to observe the end of that condition clears it. The start of a condition
-that must last for a while is kept in `watch.json` beside the ledger; losing that file only delays alerts.
+It ends a machine only by automatic teardown, after a notice and with all outputs verified (`teardown/orders.py`). Only
+one watch leads at a time; the others show the leader's findings. An alert is an event in the ledger: the first process
+that observes the condition raises it, and the first that observes the end of the condition clears it. If a condition
+must last for some time, its start is stored in `watch.json` next to the ledger; losing that file only delays alerts.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from gpuwarden.private import private_folder, write_private
 EVERY_S: Final = 15.0
 MAX_WAIT_S: Final = 300.0
 REPORTS_S: Final = 5.0
-"""Seconds between fetches of metrics. Short, because the user may be watching a curve."""
+"""Seconds between fetches of metrics. The interval is short, because the user may be watching a curve."""
 LEAP_S: Final = 300.0
-"""Seconds by which a round may be late before it counts as missed, because a slow platform delays a round."""
+"""Seconds by which a round may be late without counting as missed; a slow platform can delay a round."""
 SWEEP_S: Final = 600.0
 """Seconds between reads of the platforms' lists, to find machines that exist although they are recorded as ended."""
 FIRST_SWEEP_S: Final = 15.0
-"""Half of the seconds until an unreadable list is read again. The time doubles with each failure."""
+"""Half of the first delay in seconds before an unreadable list is read again. The delay doubles with each failure."""
 GAP_S: Final = 3600.0
-"""Seconds after which a condition must be observed again to count as continuous, unless its `same` is unchanged."""
+"""Maximum seconds between two observations for a condition to count as continuous, unless `same` is unchanged."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: the alerts raised and cleared, the open alerts, and the failures with their reasons."""
+    """Result of a round: the alerts raised and cleared, the open alerts, and the reasons for failures."""
 
     news: tuple[Alert, ...]
     standing: tuple[Alert, ...]
@@ -71,7 +71,7 @@ class Round:
 
 @dataclass
 class Watcher:
-    """Watches one state folder. Several processes may watch it, because the ledger accepts each alert only once."""
+    """Watches one state folder. Several processes can do so, because the ledger accepts each alert only once."""
 
     ctx: Context
     every_s: float = EVERY_S
@@ -86,11 +86,11 @@ class Watcher:
     def __post_init__(self) -> None:
         self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
         self.fan_outs, self.courier = FanOuts(self.ctx), Courier(self.ctx)
-        # The file is not removed, because a lock on a removed file would let a second watch lead.
+        # The lock file is never removed: a watch that locks a removed file would not exclude another watch.
         self._lock = FileLock(private_folder(self.ctx.home / "locks") / "watch.lock", mode=0o600)
 
     async def run(self, report: Callable[[Round], None], *, defers: bool = False) -> None:
-        """Run rounds until canceled. Only the leader acts; a watch that `defers` yields the lead to any other."""
+        """Run rounds until canceled. Only the leader acts; with `defers`, give up the lead after each round."""
         with first_error():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_copies)
@@ -102,23 +102,23 @@ class Watcher:
                     await self.ctx.clock.sleep(self.every_s)
 
     def leads(self) -> bool:
-        """Take the lead if it is free, and return whether this process has it. The kernel frees the lock at exit."""
+        """Take the lead if no other watch has it, and return whether this process leads. Its exit frees the lock."""
         if not self._lock.is_locked:
             with contextlib.suppress(Timeout):
                 self._lock.acquire(blocking=False)
         return self._lock.is_locked
 
     async def once(self) -> Round:
-        """Run one round, copies included, as a timer does."""
+        """Run one round including copies, for use by a timer."""
         if not self.leads():
             return await self.follow()
         try:
-            # Otherwise the outputs of a job that has just ended wait for the next run of the timer, at the user's cost.
+            # First, because otherwise the outputs of a job that has just ended are copied only at the timer's next run.
             await reconcile(self.ctx)
             await self.keeper.round()
             await self.fan_outs.round()
             found = await self.round()
-            await self.reports.round()  # after the alerts, which must not wait for a slow machine
+            await self.reports.round()  # last, because a slow machine must not delay the alerts
             return found
         finally:
             self._lock.release()
@@ -131,7 +131,7 @@ class Watcher:
         return Round(tuple(news), tuple(self._raised.values()), {})
 
     async def _keep_copies(self) -> None:
-        """Copy and verify outputs and launch the jobs of fan-outs. Runs beside the rounds, so no copy delays alerts."""
+        """Copy and verify outputs, and launch the jobs of fan-outs, concurrently so that no copy delays alerts."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -142,7 +142,7 @@ class Watcher:
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
-        """Fetch metrics in parallel to the rounds, because a slow machine must not delay the alerts of another."""
+        """Fetch metrics concurrently with the rounds, because a slow machine must not delay the alerts of others."""
         while True:
             if self._lock.is_locked:
                 try:
@@ -161,7 +161,7 @@ class Watcher:
             await self._back_off(trouble, waiting)
             if now >= self._next_sweep:
                 unread = (await sweep(self.ctx))[1]
-                # A machine that runs again would be billed unnoticed, so an unread list is read again sooner.
+                # An unreadable list is read again sooner, because it may contain a billed machine that runs again.
                 self._unread = self._unread + 1 if unread else 0
                 self._next_sweep = now + min(SWEEP_S, FIRST_SWEEP_S * 2.0**self._unread if unread else SWEEP_S)
                 trouble |= unread
@@ -179,10 +179,10 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return the time since when rounds have followed each other without a gap.
+        """Return the time since which there was no gap between rounds.
 
-        In a gap the user could not object: the computer slept, the clock changed, or no watch ran for longer than the
-        grace period of an announced teardown.
+        During a gap the user could not object, because the computer slept, the clock changed, or no watch ran for
+        longer than the grace period of an announced teardown.
         """
         since, last = rounds(self.ctx)
         grace_s = max(self.orders.shortest_grace(), 3 * self.every_s)
@@ -193,7 +193,7 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- back-off
 
     async def _back_off(self, trouble: dict[str, str], waiting: set[str]) -> None:
-        """Double the interval of each job that did not answer; check all other jobs in every round."""
+        """Double the interval of each job that did not respond; check all other jobs in every round."""
         live = unsettled(self.ctx)
         for job_id in set(self._misses) - set(live):
             self._misses.pop(job_id)
@@ -232,12 +232,12 @@ class Watcher:
             if since is None or now - since >= c.hold_s:
                 held.append(c)
         unseen = {n: v for n, v in past.items() if n not in present and self._unseen(*n.split("|")[:2])}
-        with contextlib.suppress(PermissionError):  # another system's open file; the next round writes it
+        with contextlib.suppress(PermissionError):  # file in use on Windows
             write_private(file, json.dumps(present | unseen))
         return held
 
     def _unseen(self, subject: str, kind: str) -> bool:
-        """Return whether the condition is unknown now because the machine or account was not observed."""
+        """Return whether a condition is currently unknown, because the machine or account was not observed."""
         if subject.startswith(BALANCE):
             return not dated(self.ctx, subject.removeprefix(BALANCE))
         if self.fan_outs.unseen(subject):
@@ -251,12 +251,12 @@ class Watcher:
     # --------------------------------------------------------------------------------------------------- the ledger
 
     def _read(self) -> None:
-        """Read the alerts that are open now; any process may have raised them."""
+        """Read the currently open alerts, which any process may have raised."""
         standing = (Alert.read(event) for event in self.ctx.ledger.standing_alerts())
         self._raised = {alert.key: alert for alert in standing}
 
     def _settle(self, found: list[Condition], held: list[Condition]) -> list[Alert]:
-        """Raise new alerts and clear those that are over, in one transaction with the read of the open alerts."""
+        """Read the open alerts, raise new ones and clear those whose conditions ended, in one transaction."""
         stays = {c.key for c in held} | {c.key for c in found if not c.same}
         with self.ctx.ledger.transaction():
             self._read()

@@ -1,1 +1,1 @@
-"""The submit gate: gather facts, check them, issue a receipt, launch."""
+"""The submit gate: gather facts, check them, issue a receipt, and launch the job."""

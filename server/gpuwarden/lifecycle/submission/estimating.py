@@ -32,7 +32,7 @@ _TRY_STEPS = "Run a few steps with the job's batch size and resolution, and meas
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU, their number, whether the run fits, and its duration in seconds."""
+    """A GPU model and count, whether the run fits, and its duration in seconds."""
 
     gpu: Gpu
     count: int
@@ -42,9 +42,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of one GPU, its parts in bytes, and the requested cards.
+    """The memory needed on one GPU, its parts in bytes, and the requested GPUs.
 
-    `not_traced` is the reason why the memory is computed by formula; empty if it was traced.
+    `not_traced` is the reason why the memory is computed with a formula; empty if it was traced.
     """
 
     model: str
@@ -65,7 +65,10 @@ async def estimate(
     """
     cards = [card for name in gpus if (card := gpu_of(name))] or [(gpu, 1) for gpu in GPUS.values()]
     if unknown := [name for name in gpus if gpu_of(name) is None]:
-        raise BadRequest(f"{unknown[0]!r} is not in the table of GPUs", f"Known: {', '.join(GPUS)}; also as a100x4.")
+        raise BadRequest(
+            f"{unknown[0]!r} is not in the table of GPUs",
+            f"Known GPUs: {', '.join(GPUS)}. For several GPUs, use a form such as a100x4.",
+        )
     most = max(count for _, count in cards)
     config = HubConfig.from_env(ctx.env)
     if what.endswith(".py"):
@@ -90,7 +93,7 @@ async def estimate(
     }
     found = []
     for gpu, count in cards:
-        # On a nearly full card the allocator frees unused blocks; only a trace with the card's size includes that.
+        # On a nearly full GPU the allocator frees unused blocks; only a trace for that memory size includes this.
         low = traces.interval(gpu.gb).low if traces and memory.high > gpu.gb else memory.low
         fit: Fit = "will_not_fit" if low > gpu.gb else "may_fit" if memory.high > gpu.gb else "fits"
         found.append(Card(gpu, count, fit, duration(run.model_copy(update={"gpus": count}), gpu)))
@@ -110,7 +113,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     facts = await hub_facts(script, spec, lambda: config, clock=ctx.clock)
     model = facts.model if facts else None
     if model is None:
-        raise BadRequest("the script does not train exactly one model from the Hub", "Estimate the model itself.")
+        raise BadRequest("the script does not train exactly one model from the Hub", "Give the model's id instead.")
     if not model.parameters:
         raise NotFound(f"the size of {model.use.id} is unknown: its config.json can't be read", "Check the token.")
     rows = None
@@ -124,7 +127,7 @@ async def _of_model(what: str, config: HubConfig, gpus: int) -> tuple[str, Run]:
     described = await _described(what, config)
     shape = shape_of(described)
     if shape is None and {"image_size", "num_channels", "_class_name"} & described.keys():
-        raise NotFound(f"{what} is an image model, for which the memory is not estimated", _TRY_STEPS)
+        raise NotFound(f"{what} is an image model; the memory of image models is not estimated", _TRY_STEPS)
     if shape is None:
         raise NotFound(f"the config.json of {what} can't be read, or describes no layers", "Estimate a script instead.")
     return what, Run(params=round(shape.parameters), shape=shape, bits=shape.bits, weights="half", gpus=gpus)

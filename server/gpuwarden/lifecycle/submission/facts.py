@@ -1,4 +1,4 @@
-"""Gather the facts for the submit rules: the script, the Hub, the price, the machine, the secrets."""
+"""Gather the facts for the submit rules about the script, the Hub, the price, the machine and the secrets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         profile: Profile | None = ctx.profile(spec.platform)
     except NotFound:
         profile = None
-    config = cache(partial(HubConfig.from_env, ctx.env))  # lazy: the login's token imports huggingface_hub
+    config = cache(partial(HubConfig.from_env, ctx.env))  # lazy, because it imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
     program = program_of(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
@@ -113,7 +113,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         proven_script=spec.script is not None and _is_proven(ctx, spec.script),
         looked=looked,
         readiness=None
-        if profile is None or profile.meter.metered or leaks  # a job with a leaked secret is not sent anywhere
+        if profile is None or profile.meter.metered or leaks  # don't send leaked secrets
         else await _readiness(ctx, backend, spec, needs, looked),
         engine=None if leaks else await _limits(ctx, backend, spec, tasks),
         inputs=inputs.files,
@@ -147,7 +147,7 @@ async def _readiness(
     """Return the needs that an existing machine does not meet; None without needs or if the backend can't check."""
     if not isinstance(backend, Startable) or not needs.any:
         return None
-    if silent := next((f for f in looked if f.blocks), None):  # another connection would time out again too
+    if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail too
         return Unknown(silent.message)
     try:
         place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
@@ -157,7 +157,7 @@ async def _readiness(
 
 
 async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Inputs:
-    """Return the manifest of the job's input files. Raises NotSupported if the platform takes no inputs."""
+    """Return the manifest of the job's input files. Raises NotSupported if the platform does not support inputs."""
     if not spec.inputs:
         return Inputs()
     if (
@@ -166,25 +166,25 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
         and not ctx.backend(profile.backend).takes_inputs
     ):
         raise NotSupported(
-            f"{spec.platform} takes no inputs, because it can't copy files to a job; nothing was launched or billed",
+            f"{spec.platform} does not support inputs, because it can't copy files to a job; nothing was launched",
             "Put them into a dataset on the Hub and load it by its id, or into the script itself.",
         )
     return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:
-    """Return the problem of a job's artifact store; empty if it is usable or a rule refuses it without a check."""
+    """Return why a job's artifact store is not usable; empty if it is, or if a rule refuses it without this check."""
     if not ctx.policy.artifact_stores.allows(spec.artifact_store):
         return Known("")  # PF-STORE-002 refuses this store, and no credentials are sent to it
     if not _unusable(ctx, profile, spec.platform) and not ctx.backend(profile.backend).seals:
-        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which would upload the outputs")
+        return Known(f"jobs on {spec.platform} run without gpuwarden's runner, which is needed to upload the outputs")
     try:
         given = StoreAddress.parse(spec.artifact_store).handed(ctx.env)
     except AuthFailed as error:
         return Known(error.message)
     if set(given.values()) & set(account_key_values(ctx.env).values()):
         return Known("its credentials belong to an account that rents machines, so no machine may receive them")
-    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # lazy: imports the store clients
+    from gpuwarden.lifecycle.artifacts.kept_store import reachable  # slow import
 
     return await reachable(ctx, spec.artifact_store)
 
@@ -195,17 +195,16 @@ async def read_spec(
     files: Sequence[str] = (),
     program: tuple[str, tuple[str, ...]] | None = None,
 ) -> tuple[ScriptFacts, Answer[str]]:
-    """Read the script from its text or its URL; for other commands, read their flags.
+    """Analyze the script from its text or its URL; for other commands, analyze their flags.
 
-    `files` are the inputs in its working folder; `program` is the text and arguments of the input that the command
-    starts.
+    `files` are the inputs in the working folder. If the command starts an input, `program` is its text and arguments.
     """
     if spec.script is not None:
-        # A megabyte takes seconds of CPU time, so a thread keeps other calls running.
+        # run in a thread, because a script of one megabyte takes seconds of CPU time
         return await anyio.to_thread.run_sync(read_script, spec.script, spec.env, spec.args, files), Known("")
     if program is not None:
         said = await anyio.to_thread.run_sync(read_script, program[0], spec.env, program[1], files)
-        # Only uv installs the packages of a header; any other command uses the machine's packages.
+        # Only uv installs the packages in a script's header; other commands use the machine's packages.
         return said if spec.command[0] == "uv" else replace(said, header=None, third_party=()), Known("")
     fetched = await fetch_script(spec.command, config())
     if isinstance(fetched, Known) and fetched.value.text:
@@ -216,7 +215,7 @@ async def read_spec(
 
 
 def _is_proven(ctx: Context, script: str) -> bool:
-    """Return whether this exact script has succeeded here, with any arguments, or is an unchanged shipped trainer."""
+    """Return whether this exact script has succeeded before, with any arguments, or is an unchanged shipped trainer."""
     alike = ctx.ledger.jobs_of_script(digest(script), Job.SUCCEEDED)
     if any(read_job(ctx.ledger, s.removeprefix("job/")).spec.script == script for s in alike):
         return True
@@ -224,7 +223,7 @@ def _is_proven(ctx: Context, script: str) -> bool:
 
 
 async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
-    """Return the backend's findings on an existing machine, or on rented platforms the provider's on the account."""
+    """Return the backend's findings about an existing machine, or the provider's about a rented platform's account."""
     if profile is None or _unusable(ctx, profile, platform):
         return ()
     known = {r.id for r in rules_of("submit")}
@@ -254,7 +253,7 @@ def _unusable(ctx: Context, profile: Profile | None, platform: str) -> str:
 
 
 async def _quote(ctx: Context, spec: JobSpec) -> tuple[Answer[Quote], str]:
-    """Return the current price, and why the platform does not rent this machine; empty if it does or if unknown."""
+    """Return the current price, and why the machine can't be rented; empty if it can or if that is unknown."""
     try:
         offer = await ask_offer(ctx, spec.platform, wanted(spec))
     except WardenError as error:  # there is no provider to query; another rule reports this
@@ -272,13 +271,13 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _ours(ctx: Context) -> dict[str, str]:
-    """Return this process's secrets by name: from its environment, and from the key files named there."""
+    """Return this process's secrets by name, from its environment and from the key files given there."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
 
 
 def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
-    """Find the secrets in a spec: by the format of a token, by name, or by the value of a known secret."""
+    """Find the secrets in a spec by the format of tokens, by names, or by the values of known secrets."""
     ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
@@ -301,8 +300,8 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
         elif TOKEN.search(text):
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
-            leaks.append(Leak(where, "a secret, by its name"))
-    # Secrets that are recognized by the flag, name or header before them; at most one per field.
+            leaks.append(Leak(where, "a secret, according to its name"))
+    # Secrets that follow a secret's flag, name or header; at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

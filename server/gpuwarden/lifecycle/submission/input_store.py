@@ -1,6 +1,6 @@
-"""Content-addressed store of input files, from a job's acceptance until no job needs them.
+"""Content-addressed store of input files. Files are kept from a job's acceptance until no job needs them.
 
-A machine gets the checked bytes at the first launch and at every relaunch, even if the local files change meanwhile.
+A machine gets the checked bytes at the first launch and at every relaunch, even if the local files change later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
         for file in files:
             if not _is_whole(store / file.sha256, file):
                 _copy(real_path(root, file.path), store / file.sha256, file)
-        if hasattr(os, "O_DIRECTORY"):  # make the new names durable, if folders can be opened
+        if hasattr(os, "O_DIRECTORY"):  # sync the new names to disk
             fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)
@@ -71,7 +71,7 @@ def _is_whole(path: Path, file: InputFile) -> bool:
 
 
 def _copy(source: Path, target: Path, file: InputFile) -> None:
-    """Copy one file. The copy gets its name only after it is complete and synced to disk."""
+    """Copy one file. It gets its final name only after it is complete and synced to disk."""
     part = target.with_suffix(".part")
     part.unlink(missing_ok=True)
     seen, size = hashlib.sha256(), 0

@@ -1,6 +1,6 @@
-"""The input files of a job: named in the working directory, listed with digests, searched for secrets.
+"""The input files of a job: find them in the working directory, list them with digests, and search them for secrets.
 
-An agent names the files, and a third party's machine receives them. Therefore paths and links that lead out of the
+An agent chooses the files, and a third party's machine receives them. Therefore paths and links to files outside of the
 working directory, hidden files, and files that look like keys are refused.
 """
 
@@ -24,16 +24,16 @@ from gpuwarden.static_analysis.script import decode
 
 MAX_FILES: Final = 1_000
 MAX_LOOKED: Final = 20_000
-MORE: Final = "Name fewer inputs; put larger data into a dataset on the Hub and load it by its id."
+MORE: Final = "Give fewer inputs; put larger data into a dataset on the Hub and load it by its id."
 BLOCK: Final = 1 << 20
 _OVERLAP: Final = 8 << 10
-"""Bytes of a block that are searched again with the next block, so that a token on the border is found."""
+"""Bytes at the end of a block that are searched again with the next block, to find a token across both blocks."""
 _NEVER: Final = frozenset({"__pycache__", "node_modules", "pyvenv.cfg"})
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Input files of a job, in the order of their paths; files that are left out; files that look like secrets."""
+    """The input files of a job, sorted by path; the files that were skipped; and the files that look like secrets."""
 
     files: tuple[InputFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -41,10 +41,10 @@ class Inputs:
 
 
 def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept: Sequence[Path] = ()) -> Inputs:
-    """List the files of `names` in `root`. `ours` are secrets by name, whose values no file may contain; `kept` are
-    files and folders that are never sent.
+    """List the files at the paths `names` in `root`.
 
-    Raises `BadRequest` with the path at fault.
+    `ours` are secrets by name; no file may contain their values. `kept` are files and folders that are never sent.
+    Raises `BadRequest` with the offending path.
     """
     try:
         walk = _Walk(root.resolve(), tuple(path.resolve() for path in kept))
@@ -52,22 +52,22 @@ def list_inputs(root: Path, names: Sequence[str], ours: Mapping[str, str], kept:
             walk.add(name)
         read = [_read(path, real, ours) for path, real in sorted(walk.found.items())]
     except OSError as error:
-        raise BadRequest(f"the inputs can't be read: {error}", "Retry once the files stop changing.") from error
+        raise BadRequest(f"the inputs can't be read: {error}", "Retry when the files no longer change.") from error
     leaks = tuple(leak for _, leak in read if leak is not None)
     return Inputs(tuple(file for file, _ in read), tuple(sorted(walk.left_out)), leaks)
 
 
 def real_path(root: Path, name: str, what: str = "input") -> Path:
-    """Resolve a named file through all links. Raises `BadRequest` for a path that leads out of `root` or is hidden."""
+    """Resolve a path through all links. Raises `BadRequest` for a path that is outside of `root` or hidden."""
     root = root.resolve()
     try:
         real = (root / name).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:  # no file name contains a NUL character
-        raise BadRequest(f"the {what} {line(name)} was not found", "Name files in the working directory.") from error
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError for a NUL character
+        raise BadRequest(f"the {what} {line(name)} was not found", "Give a file in the working directory.") from error
     if not real.is_relative_to(root) or real == root:
         raise BadRequest(
-            f"the {what} {line(name)} leads out of the working directory",
-            "Copy it into the working directory, or leave it out.",
+            f"the {what} {line(name)} is outside of the working directory",
+            "Copy it into the working directory, or omit it.",
         )
     if any(part.startswith(".") for part in (*Path(name).parts, *real.relative_to(root).parts)):
         raise BadRequest(f"the {what} {line(name)} is hidden, or is in a hidden folder", "Hidden files are never sent.")
@@ -87,12 +87,12 @@ def script_in(root: Path, name: str) -> str:
             f"the script {line(name)} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move its data to a file or dataset."
         )
     if real_path(root, name, "script") != real:
-        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Retry once it stops changing.")
+        raise BadRequest(f"the script {line(name)} was replaced while it was read", "Retry when it no longer changes.")
     return decode(raw)
 
 
 def below(root: Path, file: Path) -> str:
-    """Return a file's path relative to `root`, as for an input; empty for a file outside `root` or a hidden one."""
+    """Return a file's path relative to `root`, like that of an input; empty if it is outside of `root` or hidden."""
     try:
         inner = Path(os.path.relpath(file, root))
         real_path(root, inner.as_posix())
@@ -102,7 +102,7 @@ def below(root: Path, file: Path) -> str:
 
 
 def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the text and the arguments of the Python file among the inputs that a command starts, or None.
+    """Return the text and the arguments of the input that a command starts; None if it starts no Python file.
 
     Raises `BadRequest` if the file changed since it was listed, or is not text.
     """
@@ -113,13 +113,15 @@ def program_of(root: Path, command: Sequence[str], files: Sequence[InputFile]) -
             with open_regular(real_path(root, file.path)) as program:
                 raw = program.read(MAX_SCRIPT_BYTES + 1)
             if hashlib.sha256(raw).hexdigest() != file.sha256:
-                raise BadRequest(f"the input {line(file.path)} changed while it was read", "Retry once it is stable.")
+                raise BadRequest(
+                    f"the input {line(file.path)} changed while it was read", "Retry when it no longer changes."
+                )
             return decode(raw), tuple(command[n + 1 :])
     return None
 
 
 class _Walk:
-    """Finds the files under named paths; `found` maps the path on the machine to the real local path."""
+    """Finds the files at and under the given paths; `found` maps the path on the machine to the real local path."""
 
     def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
         self.root, self.kept = root, kept
@@ -128,7 +130,7 @@ class _Walk:
         self.bytes = self.looked = 0
 
     def add(self, name: str) -> None:
-        """Add the files of one named path."""
+        """Add the files at or under one path."""
         real = real_path(self.root, name)
         before = len(self.found)
         known = any(n == name or n.startswith(name + "/") for n in self.found)
@@ -138,7 +140,7 @@ class _Walk:
         else:
             self._file(name, real)
         if len(self.found) == before and not known:
-            raise BadRequest(f"the input folder {line(name)} contains no file that can be sent", "Leave it out.")
+            raise BadRequest(f"the input folder {line(name)} contains no file that can be sent", "Omit it.")
 
     def _folder(self, name: str, real: Path) -> Iterator[tuple[str, Path]]:
         """Yield every file of a folder. Only links to files are followed, so that the walk has no cycles."""
@@ -150,20 +152,20 @@ class _Walk:
                     listed = sorted(entries, key=lambda e: e.name)
             except OSError as error:
                 why = f"the input folder {line(above)} can't be read: {error.strerror}"
-                raise BadRequest(why, "Leave it out.") from error
+                raise BadRequest(why, "Omit it.") from error
             for entry in listed:
                 path = f"{above}/{entry.name}"
                 self.looked += 1
                 if self.looked > MAX_LOOKED:
                     raise BadRequest(f"the inputs have more than {MAX_LOOKED:,} entries", MORE)
-                # caches of a run, settings, or a full environment
+                # skip caches, settings and virtual environments
                 never = entry.name.startswith(".") or entry.name in _NEVER or entry.name.endswith((".pyc", ".pyo"))
                 if never or (entry.is_dir(follow_symlinks=False) and os.path.lexists(f"{entry.path}/pyvenv.cfg")):
                     self.left_out.add(_printable(path))
                 elif entry.is_symlink():
                     real = real_path(self.root, path)
                     if real.is_dir():
-                        raise BadRequest(f"the input {line(path)} is a link to a folder", "Name that folder itself.")
+                        raise BadRequest(f"the input {line(path)} is a link to a folder", "Give that folder itself.")
                     yield path, real
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append((path, Path(entry.path)))
@@ -176,10 +178,10 @@ class _Walk:
             sound = clean_path(path) == path and bool(local_name(path, windows=False))
         except (ValueError, BadReply):
             sound = False
-        if not sound:  # another system could read the name as another path; spaces, quotes and dashes are fine
+        if not sound:  # on another system, the name could mean another path
             raise BadRequest(
                 f"the input {_printable(path)!r} has a name that can't be sent",
-                "No control characters, line ends, backslashes, broken UTF-8 or folder called machine: rename it.",
+                "Rename it: no control characters, line ends, backslashes, invalid UTF-8, or folder named machine.",
             )
         info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
@@ -189,31 +191,33 @@ class _Walk:
         if path in self.found:
             return
         if any(real == own or own in real.parents for own in self.kept):
-            raise BadRequest(f"the input {line(path)} is a gpuwarden state or policy file", "Leave it out.")
+            raise BadRequest(f"the input {line(path)} is a gpuwarden state or policy file", "Omit it.")
         self.found[path] = real
         self.bytes += info.st_size
         if len(self.found) > MAX_FILES:
-            raise BadRequest(f"the inputs are more than {MAX_FILES:,} files", MORE)
+            raise BadRequest(f"the inputs have more than {MAX_FILES:,} files", MORE)
         if self.bytes > MAX_INPUT_BYTES:
             raise BadRequest(f"the inputs have more than {MAX_INPUT_BYTES >> 20} MiB", MORE)
 
 
 def _printable(path: str) -> str:
-    """Return a name, which may contain any bytes, as one printable line."""
+    """Return a path, which may contain any bytes, as one printable line."""
     return line(path.encode("utf-8", "backslashreplace").decode())
 
 
 def _read(path: str, real: Path, ours: Mapping[str, str]) -> tuple[InputFile, Leak | None]:
-    """Return the manifest entry of a file, and the reason if the file looks like a secret."""
+    """Return the manifest entry of a file, and a leak if the file looks like a secret or contains one."""
     seen, size, tail = hashlib.sha256(), 0, b""
     kind = (
-        "a key file, by its name" if _is_key_name(path) or _is_key_name(real.name) else _secret_in(path.encode(), ours)
+        "a key file, according to its name"
+        if _is_key_name(path) or _is_key_name(real.name)
+        else _secret_in(path.encode(), ours)
     )
     with open_regular(real) as file:
         while block := file.read(BLOCK):
             size += len(block)
             if size > MAX_INPUT_BYTES:
-                raise BadRequest(f"the input {line(path)} grew while it was read", "Retry once it stops changing.")
+                raise BadRequest(f"the input {line(path)} grew while it was read", "Retry when it no longer changes.")
             seen.update(block)
             kind = kind or _secret_in(tail + block, ours)
             tail = block[-_OVERLAP:]

@@ -20,10 +20,10 @@ MAX_MODULES: Final = 100
 def local_modules(
     root: Path, spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile]
 ) -> tuple[tuple[str, str], ...]:
-    """Return each module that is a file or a folder in `root` and not among the inputs, with its path.
+    """Return each imported module that is a file or a folder in `root` but not an input, with its path.
 
-    Modules are searched for in Python's order: beside the program that a command starts, or in the working folder for a
-    script. Names declared in the script's header are packages. Imports of these modules are followed.
+    Modules are searched for where Python does: next to the program that a command starts, or in the working folder for
+    a script. Names declared in the script's header are packages. Imports in the found modules are followed.
     """
     if script is None or script.error:
         return ()
@@ -47,13 +47,13 @@ def local_modules(
 
 
 def _homes(root: Path, base: str, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of a module in `root`, and the file with its code; "" for a folder without `__init__.py`."""
+    """Yield the path of a module in `root` and the path of its code; "" for a folder without `__init__.py`."""
     folder = PurePosixPath(base) / name
     if _is_there(root, f"{folder}/__init__.py"):
         yield str(folder), f"{folder}/__init__.py"
     if _is_there(root, f"{folder}.py"):
         yield f"{folder}.py", f"{folder}.py"
-    # An installed package takes precedence over a folder without __init__.py of the same name.
+    # An installed package takes precedence over a folder of the same name without __init__.py.
     if not set(distributions(name)) & KNOWN and _is_there(root, str(folder)) and any((root / folder).glob("*.py")):
         yield str(folder), ""
 

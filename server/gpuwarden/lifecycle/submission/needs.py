@@ -1,4 +1,4 @@
-"""Find the needs of a job on its machine, and the local files that the job names without sending them."""
+"""Find what a job needs on its machine, and the local files that the job names but that are not sent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TOLD: Final = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH"})
 def needs_of_job(
     spec: JobSpec, script: ScriptFacts | None, files: Sequence[InputFile], local: Iterable[tuple[str, str]]
 ) -> Needs:
-    """Return the needs of a job on its machine. `local` are modules that another rule reports.
+    """Return what a job needs on its machine. `local` are modules that another rule reports.
 
-    Only the environment variables that decide which programs and modules are found are included, because other users
-    of a shared machine may read them.
+    The only environment variables included are those that determine which programs and modules are found, because other
+    users of a shared machine may be able to read them.
     """
     env = {name: value for name, value in spec.env.items() if name in _TOLD or name.startswith("PYTHON")}
     gpu = bool(spec.gpu) and not str(spec.gpu).lower().startswith("cpu")
@@ -51,7 +51,7 @@ def needs_of_job(
 
 
 def files_here(root: Path, spec: JobSpec, files: Sequence[InputFile]) -> tuple[str, ...]:
-    """Return the files of the working directory that a job names and that are neither its inputs nor its outputs."""
+    """Return the files in the working directory that a job's command names but that are neither inputs nor outputs."""
     words = (*spec.command[1:], *spec.args)
     named = dict.fromkeys([*filter(None, [started_file(spec.command)]), *named_files(words)])
     there = {file.path for file in files}

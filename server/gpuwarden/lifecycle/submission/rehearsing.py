@@ -1,4 +1,4 @@
-"""Rehearse a script's first step on this machine, after the user allowed exactly this script to run here."""
+"""Rehearse a script's first step on the local machine, after the user allowed exactly this script to run there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHOWN: Final = 12
 """Maximum number of script lines that the question shows."""
 QUESTIONS: Final = "questions"
-"""Folder with the scripts that the user may read before approving. Only the newest scripts are kept."""
+"""Folder with the scripts for the user to read before approving. Only the newest scripts are kept."""
 MOST_KEPT: Final = 40
 MOST_SHOWN: Final = 40
 """Maximum number of arguments, packages, files or variables that the question shows."""
@@ -41,7 +41,7 @@ MOST_SHOWN: Final = 40
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal that ran: its outcome, and the script's packages that are not installed here."""
+    """The outcome of a rehearsal, and the script's packages that are not installed locally."""
 
     digest: str
     outcome: Outcome
@@ -49,13 +49,13 @@ class Rehearsal:
 
 
 class NeedsConsent(Refused):
-    """The user has not allowed this script to run on this machine."""
+    """The user has not allowed this script to run on the local machine."""
 
     code = "approval_required"
 
     def __init__(self, ticket: str) -> None:
         super().__init__(
-            "a rehearsal runs the script on this machine, which the user has not allowed yet; nothing was run",
+            "a rehearsal runs the script on this machine, and the user has not allowed that yet; nothing was run",
             (approval(ticket), do(Action.RETRY)),
         )
         self.ticket = ticket
@@ -63,7 +63,7 @@ class NeedsConsent(Refused):
 
 @dataclass(frozen=True)
 class Permitted:
-    """A script that may run here: its facts, its inputs, and the question that the user approved."""
+    """A script that may run locally: its facts, its inputs, and the question that the user approved."""
 
     script: ScriptFacts
     inputs: Inputs
@@ -76,7 +76,7 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
     Raises BadRequest without a readable script, NeedsConsent until the user has allowed it.
     """
     if spec.script is None:
-        raise BadRequest("only a script can be rehearsed, and the job has a command", "Submit the script itself.")
+        raise BadRequest("only a script can be rehearsed, but the job has a command", "Submit the script itself.")
     script = await to_thread.run_sync(read_script, spec.script, spec.env, spec.args, spec.inputs)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
@@ -91,11 +91,11 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
 
 
 async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = None) -> Rehearsal:
-    """Rehearse the script of a job, and record the outcome. A script that was rehearsed before runs again.
+    """Rehearse the script of a job, and record the outcome. A script that was rehearsed before is run again.
 
     Raises the errors of `permit`, and NoSandbox if no sandbox is available.
     """
-    # Lazy: every check imports this module, and few run a rehearsal.
+    # imported here, because every check imports this module, but few checks run a rehearsal
     from gpuwarden.hub.first_step_supplies import bring
     from gpuwarden.remote.first_step.environment import INSTALL_S, environment_for
     from gpuwarden.remote.first_step.outcome import Outcome
@@ -105,13 +105,13 @@ async def rehearse_script(ctx: Context, spec: JobSpec, limits: Limits | None = N
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One at a time, because an existing environment of the same name is removed first, and each may take gigabytes.
+    # One at a time, because an environment may have gigabytes, and an existing one of the same name is removed first.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
             raise BadRequest(
                 f"{described(script.grammar)}, which is not installed here, and uv could not install it",
-                "Install uv, or that Python, and try again.",
+                "Install uv or that Python version, then try again.",
             )
         if place.fault:
             outcome = Outcome(outcome="fault", certain=True, message=place.fault)
@@ -162,12 +162,12 @@ def rehearsal_digest(spec: JobSpec, files: dict[str, str]) -> str:
 
 
 def ticket_of(whole: str) -> str:
-    """Return the ticket that the user approves to allow a digest."""
+    """Return the ticket that the user approves to allow the script with this digest."""
     return f"s{whole.rpartition(':')[2][:16]}"
 
 
 def allowed(ctx: Context, whole: str) -> bool:
-    """Return whether the user allowed a digest to run here."""
+    """Return whether the user allowed the script with this digest to run locally."""
     granted = ctx.ledger.last(f"script/{ticket_of(whole)}", RehearsalAllowed)
     return granted is not None and granted.data.digest == whole
 
@@ -191,13 +191,13 @@ def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
 
 def _keep(folder: Path, ticket: str, script: str) -> None:
     write_private(private_folder(folder) / ticket, script.encode("utf-8", "surrogatepass"))
-    with contextlib.suppress(FileNotFoundError):  # another process may remove one meanwhile
+    with contextlib.suppress(FileNotFoundError):  # another process may have removed one
         for old in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime)[:-MOST_KEPT]:
             old.unlink()
 
 
 def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
-    """Record the user's approval of a question. Raises Refused if the policy does not list the user as an approver."""
+    """Record the user's approval of a question. Raises Refused if the policy lists approvers without this user."""
     check_approver(ctx)
     ctx.ledger.add(f"script/{ticket_of(asked.digest)}", RehearsalAllowed(digest=asked.digest, channel=channel, by=by))
 

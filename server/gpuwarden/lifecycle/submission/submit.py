@@ -52,10 +52,10 @@ class Checks(Enum):
 
 @dataclass(frozen=True)
 class Submission:
-    """Result of a submit. `job` is None until the job is accepted: then `receipt` launches it.
+    """Result of a submission. If `job` is None, the job is not accepted yet, and `receipt` launches it.
 
     `ask` is the reason why the user must approve the spending first; empty if no approval is needed. `ordered` is the
-    verb of automatic teardown; None if the user is asked about the end of the machine.
+    verb of automatic teardown; None if the user will be asked about the teardown.
     """
 
     findings: tuple[Finding, ...]
@@ -73,7 +73,7 @@ class Submission:
     choices: tuple[Choice, ...] = ()
     """Platforms that the job may run on, in order, each with its price; empty for a job with one platform."""
     storage: tuple[str, ...] = ()
-    """Names of the storage that is still billed after the machine's end."""
+    """Names of the storage that is still billed after the teardown of the machine."""
 
     @property
     def price(self) -> float | None:
@@ -109,7 +109,7 @@ class Checked:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Return every platform of the list with its price; empty for a job with one platform."""
+        """Return the platforms that passed, with their prices; empty for a job with one platform."""
         return tuple(
             Choice(platform=f.spec.platform, gpu=f.spec.gpu, price=f.price, worst_cost=f.worst_cost)
             for f in self.places
@@ -122,7 +122,7 @@ class Checked:
 
     @property
     def worst_cost(self) -> float | None:
-        """Return the job's maximum cost on any of its platforms; None if it is unknown for one."""
+        """Return the highest of the job's maximum costs on its platforms; None if one is unknown."""
         return _highest([facts.worst_cost for facts in self.places or (self.facts,)])
 
     def question(self, ctx: Context) -> str:
@@ -144,7 +144,7 @@ async def submit(
     script_file: str = "",
     rehearse: bool = False,
 ) -> Submission:
-    """Check a job, and launch it if that is allowed. `rehearse` runs the first step of its script locally before.
+    """Check a job, and launch it if allowed. With `rehearse`, first run the first step of its script locally.
 
     On a metered platform the first call returns a receipt and launches nothing; the second call, with that receipt and
     the same arguments, launches. `script_file` is the file in the working directory that contains the script; a launch
@@ -154,8 +154,8 @@ async def submit(
     job, and BadRequest for a receipt with `dry_run` or `rehearse`.
     """
     if receipt is not None and (dry_run or rehearse):
-        what = "a dry run launches nothing" if dry_run else "a rehearsal comes before the receipt"
-        raise BadRequest(f"{what}, but a receipt launches the job; the call had no effect", "Leave one of them out.")
+        what = "a dry run launches nothing" if dry_run else "a rehearsal must run before the receipt is issued"
+        raise BadRequest(f"{what}, but a receipt launches the job; the call had no effect", "Omit one of them.")
     spec = spec if spec.alternatives else settled(ctx, spec)
     if receipt is not None:
         return await _redeem(ctx, spec, receipt)
@@ -168,7 +168,7 @@ async def submit(
         found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
         return _submitted(ctx, job, found)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
-    waits = dry_run or facts.metered  # a launch with only the receipt may follow
+    waits = dry_run or facts.metered  # a launch by receipt may follow
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
     ask = checked.question(ctx)
     issued = ReceiptIssued(
@@ -208,7 +208,7 @@ def storage_after(ctx: Context, *specs: JobSpec) -> tuple[str, ...]:
 
 
 def settled(ctx: Context, spec: JobSpec) -> JobSpec:
-    """Return the spec in the form in which its platform runs it.
+    """Return the spec as its platform will run it, with options resolved.
 
     Raises BadRequest for options that the platform does not support.
     """
@@ -223,29 +223,29 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
         check_wishes(spec, ctx.provider(spec.platform))
     elif spec.options:
         raise BadRequest(
-            f"{spec.platform} has no options, and {', '.join(sorted(spec.options))[:100]} was given",
+            f"{spec.platform} has no options, but {', '.join(sorted(spec.options))[:100]} was given",
             do(Action.LEAVE_OUT_ARGUMENT, name="options"),
         )
     return spec
 
 
 def check_wishes(spec: JobSpec, provider: Provider) -> None:
-    """Raise BadRequest for options of a rented machine that its platform does not accept or that are not short text."""
+    """Raise BadRequest for options of a rented machine that the platform does not support or are not short text."""
     taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
     for name, wish in spec.options.items():
         if name not in taken:
-            has = f"takes {', '.join(sorted(taken))}" if taken else "has no options"
+            has = f"supports only the options {', '.join(sorted(taken))}" if taken else "has no options"
             raise BadRequest(
-                f"{spec.platform} {has}, and {line(name, 60)} was given", do(Action.LEAVE_OUT_ARGUMENT, name="options")
+                f"{spec.platform} {has}, but {line(name, 60)} was given", do(Action.LEAVE_OUT_ARGUMENT, name="options")
             )
         if not isinstance(wish, str) or not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,299}", wish):
-            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Give one {name} as text.")
+            raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Give a single {name} as text.")
 
 
 async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH) -> Checked:
     """Gather the facts and run the rules on them. Blocking findings are recorded and raised as Refused.
 
-    `tasks` is the number of jobs like this one that its engine receives as one array.
+    `tasks` is the number of such jobs that are submitted to the engine as one array.
     """
     checked = await _look(ctx, spec, tasks=tasks, checks=checks)
     if any(finding.blocks for finding in checked.findings):
@@ -256,7 +256,7 @@ async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Che
 async def _look(
     ctx: Context, spec: JobSpec, *, checks: Checks, tasks: int = 1, elsewhere: SubmitFacts | None = None
 ) -> Checked:
-    """Return the facts and findings of a job on one platform, including findings that block."""
+    """Return the facts and findings for a job on one platform, including blocking findings."""
     lacking = await _lacking_here(ctx, spec, checks)
     facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
@@ -264,9 +264,9 @@ async def _look(
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
-    """Return a finding if this machine can't run the job; a warning for a rehearsal, which has the platform's rules.
+    """Return a finding if the local machine can't run the job; for a rehearsal of a platform, it is only a warning.
 
-    Raises NoSandbox unless it is a dry run, and BadRequest if the call may launch.
+    In a dry run, the problem is always returned. Otherwise NoSandbox is raised, and BadRequest if the call may launch.
     """
     try:
         profile = ctx.profile(spec.platform)
@@ -295,7 +295,7 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
     ctx.ledger.add(f"job/x{random.token_hex(5)}", refused)
     return Refused(
         f"the submit gate refused {spec.name!r} ({', '.join(rules)}); nothing was launched or billed",
-        ("Apply the fix of each finding.", do(Action.RETRY)),
+        ("Apply the fixes of the findings.", do(Action.RETRY)),
         findings,
     )
 
@@ -304,30 +304,30 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
     """Check a job on each of its platforms, and keep those that pass, in order.
 
     A platform with blocking findings is removed from the list. Raises Refused if no platform remains, BadRequest for a
-    platform that is not rented or that changes the spec in another way than the first platform.
+    platform that is not rented or that runs the job with another spec than the first platform does.
     """
     places = tuple(settled(ctx, choice) for choice in spec.choices)
     for place in places:
         with contextlib.suppress(NotFound):  # a rule reports it, with all other findings
             if not ctx.profile(place.platform).meter.metered:
                 raise BadRequest(
-                    f"{place.platform} is not rented, so it never lacks capacity", "Leave it out of the alternatives."
+                    f"{place.platform} is not rented, so it needs no alternatives", "Remove it from the alternatives."
                 )
         if place.at(places[0].platform, places[0].gpu) != places[0]:
             raise BadRequest(
-                f"{place.platform} and {places[0].platform} address the outputs of this job differently",
+                f"{place.platform} and {places[0].platform} use different paths for the outputs of this job",
                 do(Action.LEAVE_OUT_ARGUMENT, name="alternatives"),
             )
     seen = [await _look(ctx, places[0], checks=checks)]
     seen += [await _look(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
     passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
-    if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret refuses the full list
+    if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret blocks all platforms
         raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))
     findings = [finding for checked in passed for finding in checked.findings]
     for checked in seen:
         where = f"{checked.facts.spec.platform} {checked.facts.spec.gpu or ''}".strip()
         for finding in filter(lambda f: f.blocks, checked.findings):
-            text = f"{where} is left out of the list: {finding.message}"
+            text = f"{where} was removed from the list: {finding.message}"
             findings.append(finding.model_copy(update={"severity": Severity.WARNING, "message": text}))
     facts = tuple(checked.facts for checked in passed)
     return Checked(facts[0], _once(findings), passed[0].quote, spec.digest, facts)
@@ -339,7 +339,7 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 async def _redeem(ctx: Context, spec: JobSpec, receipt: str) -> Submission:
-    """Launch the job of a receipt, once, if the facts have not changed since the check."""
+    """Launch the job of a receipt, only once, if the facts have not changed since the check."""
     issued = read_receipt(ctx.ledger, receipt).issued
     if issued.spec_digest != spec.digest:
         raise Conflict("the receipt was issued for other arguments", ANOTHER_RECEIPT)
@@ -367,20 +367,20 @@ class NeedsApproval(Refused):
 
 
 def _change(issued: ReceiptIssued, checked: Checked) -> str:
-    """Describe the first difference from the facts that a receipt is bound to."""
+    """Describe the first difference between the current facts and those that a receipt is bound to."""
     if issued.choices != checked.choices:
         was, here = (
             ", ".join(f"{' '.join(filter(None, (c.platform, c.gpu)))} at {usd_per_hour(c.price)}" for c in each)
             for each in (issued.choices, checked.choices)
         )
-        return f"the list was {was} and is {here}"
+        return f"the list of platforms was {was} and is now {here}"
     before, now = issued.price, checked.price
     if before != now:
-        return f"the price was {usd_per_hour(before)} and is {usd_per_hour(now)}"
+        return f"the price was {usd_per_hour(before)} and is now {usd_per_hour(now)}"
     then, seen = issued.hub, checked.facts.hub.watched if checked.facts.hub else {}
-    missing = next((f"{name} was {then.get(name)} and is {seen.get(name)}" for name in then.keys() ^ seen.keys()), "")
+    missing = next((f"{name} was {then.get(name)}, is {seen.get(name)}" for name in then.keys() ^ seen.keys()), "")
     parts = (_PARTS[name] for name, seen in checked.facts.parts.items() if issued.parts.get(name) != seen)
-    return moved(issued, checked) or missing or next(parts, "the secrets that have values")
+    return moved(issued, checked) or missing or next(parts, "other secrets have values now")
 
 
 _PARTS: Final = {
@@ -391,7 +391,7 @@ _PARTS: Final = {
 
 
 def moved(issued: ReceiptIssued, checked: Checked) -> str:
-    """Describe the inputs, or the repos known to both, that changed since a receipt; empty if none did."""
+    """Describe the inputs, or the repos in both sets of facts, that changed since a receipt; empty if none did."""
     listed, files = issued.inputs, {file.path: file.sha256 for file in checked.facts.inputs}
     if changed := sorted(path for path in {**listed, **files} if listed.get(path) != files.get(path)):
         return f"input files have changed since the check: {line(', '.join(changed))}"
@@ -403,7 +403,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
 async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     """Record the job, once per receipt, and take its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
-    async with ctx.lock("submit"):  # two processes must not both miss a duplicate, or spend the same budget
+    async with ctx.lock("submit"):  # so that two processes can't accept a duplicate or spend the same budget
         used = ctx.ledger.used(JobAccepted, receipt)
         live = used.subject.removeprefix("job/") if used else _live_duplicate(ctx, checked)
         if live is None:
@@ -440,8 +440,8 @@ def record_job(
 ) -> None:
     """Record a job and the user's decisions about it from the receipt, in one transaction.
 
-    Raises Conflict for a `token` that was used. `with_it` is one more event, with its subject, under the same token:
-    the event of the job's fan-out. The fan-out was accepted at `since` and rents further machines itself.
+    Raises Conflict for a `token` that was already used. `with_it` is another event and its subject, recorded under the
+    same token, for a job of a fan-out. The fan-out was accepted at `since`, and launches further machines itself.
     """
     spec = checked.facts.spec
     accepted = JobAccepted(
@@ -467,7 +467,7 @@ def record_job(
 
 
 def _submitted(ctx: Context, job: JobRecord, found: Submission) -> Submission:
-    """Return the result with its job, the verb of automatic teardown and the next steps."""
+    """Add the job, the verb of automatic teardown and the next steps to a result."""
     order, storage = automatic_teardown(ctx, job.id), storage_after(ctx, job.spec) if job.lease else ()
     verb, rest = order.verb if order else None, following(ctx, job)
     return replace(found, job=job, ordered=verb, next_steps=rest, storage=storage)
@@ -478,7 +478,7 @@ def _live_jobs(ctx: Context) -> list[str]:
 
 
 def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
-    """Return an open job with exactly these arguments and inputs: the same call, made twice."""
+    """Return an open job with exactly these arguments and inputs, from an earlier identical call."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):
         accepted = ctx.ledger.last(f"job/{job_id}", JobAccepted)

@@ -1,1 +1,1 @@
-"""The teardown gate: prove the outputs, get the user's approval, stop or terminate the machine, and observe the end."""
+"""The teardown gate: prove the outputs, get the user's approval, stop or terminate the machine, and confirm it."""

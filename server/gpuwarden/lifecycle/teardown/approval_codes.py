@@ -1,25 +1,25 @@
 """One-time codes: the user approves at a terminal, reads a code there, and types it on the page.
 
 The page alone can't distinguish the user from an agent. An agent under the same account can open a browser session,
-load the page without a window, and read every file of the state folder. It can't answer the prompt of `gpuwarden
-approve`, because that prompt is written to the terminal itself, and asks for the PIN if a PIN is set. So a code is
-created only after that prompt, for the facts that were shown there, and is written only to that terminal, not to
+load the page without a window, and read every file in the state folder. It can't answer the prompt of `gpuwarden
+approve`, because that prompt is written directly to the terminal, and asks for the PIN if one is set. Therefore a code
+is created only after that prompt, for the facts that were shown there, and is written only to that terminal, not to
 standard output, a log or the ledger. The code is not sent as a desktop notification, because every program in the same
 session can read notifications.
 
-A code is bound to further values, so that a stolen code is of little use:
+A code is bound to other values, so that a stolen code is of little use:
 
-- the ticket and the digest of its facts: the code approves exactly these facts, and nothing else;
-- one browser session, whose mark the user copies from the page: the code is invalid in an agent's session;
-- five minutes, five tries and one use. A newer code for the ticket, or a change of the facts, voids the older one.
+- the ticket and the digest of its facts: the code approves only these facts;
+- one browser session, whose id the user copies from the page: the code is invalid in an agent's session;
+- five minutes, five tries and one use. A newer code for the ticket, or a change of the facts, voids the older code.
 
-The ledger keeps a salted scrypt hash over the code and these bindings. 40 bits behind such a hash take years to guess,
-and the code is valid for minutes.
+The ledger stores a salted scrypt hash of the code and these values. Guessing 40 bits with such a hash takes years, but
+a code is valid only for minutes.
 
-A code proves as much as an approval at the terminal, because its reader has access to that terminal. The code transfers
-the approval to a browser without a passkey, such as the browser of a phone. It has the same limits as an approval at
-the terminal: without a PIN, a program that drives a pseudo-terminal can get a code, and a program under the same
-account can write to the ledger file.
+A code proves as much as an approval at the terminal, because whoever reads it has access to that terminal. With a code,
+the user can approve in a browser without a passkey, such as on a phone. The limits are those of an approval at the
+terminal: without a PIN, a program that drives a pseudo-terminal can get a code, and a program under the same account
+can write to the ledger file.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CODE_S: Final = 300.0
 """Seconds for which a code is valid."""
 LENGTH: Final = 8
 TRIES: Final = 5
-"""Number of wrong codes after which the correct code is void."""
+"""Number of wrong codes after which the correct code becomes invalid."""
 
 
 def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> str:
-    """Return a new code that approves the facts of a digest from one browser session. The new code voids older ones."""
+    """Return a new code that approves the facts with a digest from one browser session. It voids older codes."""
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     made = ApprovalCodeMade(
         code=hash_pin(_bound(letters, ticket, digest, session)),
@@ -59,9 +59,9 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 
 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
-    """Use up a code, and return its event, which contains the approving user.
+    """Mark a code as used, and return its event, which contains the approving user.
 
-    Raises Refused for a wrong code, and counts it.
+    For a wrong code, raises Refused and counts the attempt.
     """
     # One call at a time, so that parallel calls can't exceed the number of tries.
     async with ctx.lock(f"code-{ticket}"):
@@ -77,7 +77,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
     """Return the open code for one session and these facts. Raises Refused."""
     made, now = ctx.ledger.last(_subject(ticket), ApprovalCodeMade), ctx.clock.now()
     if made is None or made.data.session != session or now > made.data.expires_at:
-        raise Refused("no code is open for this page, or it has expired", _again(ticket, session))
+        raise Refused("no code was created for this page, or it has expired", _again(ticket, session))
     if made.data.digest != digest:
         raise Refused("the facts changed since the terminal showed them", _again(ticket, session))
     tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
@@ -87,7 +87,7 @@ def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[Ap
 
 
 def _again(ticket: str, session: str) -> NextStep:
-    return do(Action.APPROVE, "; it shows another code", ticket=ticket, code=session)
+    return do(Action.APPROVE, "to get a new code", ticket=ticket, code=session)
 
 
 def _subject(ticket: str) -> str:
@@ -99,5 +99,5 @@ def _token(made: Event[ApprovalCodeMade]) -> str:
 
 
 def _bound(code: str, *to: str) -> str:
-    """Return the text to hash: the code without its dash, and its bindings."""
+    """Return the text to hash: the code without its dash, and the values that it is bound to."""
     return "\n".join(("".join(c for c in code.upper() if c.isalnum()), *to))

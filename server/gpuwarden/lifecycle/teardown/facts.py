@@ -1,4 +1,4 @@
-"""Gather the facts for the teardown rules: the machine, its files, and which copies of them are proven."""
+"""Gather the facts for the teardown rules about the machine, its files, and the proven copies of the files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gpuwarden.rules.facts import OutputFile, TeardownFacts
 
 
 async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, Pulled | None]:
-    """Gather the current facts for the teardown rules: no answer is older than this call."""
+    """Gather the current facts for the teardown rules, without using responses from before this call."""
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     with sharing_nothing():
@@ -70,7 +70,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
         stored = store.files if store else frozenset()
         late = {a.path for a in listed.value.files if before.get(a.path) != a.stamp}
         changed = tuple(sorted(late - stored))
-    # The job's end was read from a file that the job itself can write, so observe the job again.
+    # The job's recorded end comes from a file that the job itself can write, so observe the job again.
     with sharing_nothing():
         seen = await observe(ctx, job) if job.state in AT_REST else None
     facts = TeardownFacts(
@@ -102,7 +102,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
 async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Handle | None]:
     """Return the handle of the job that gpuwarden launched on a machine; None if it launched no job there.
 
-    A launch that was refused or never confirmed may have happened, so the machine is queried.
+    A launch that was refused or not confirmed may still have happened, so the machine is queried.
     """
     if lease.id != job.lease or (job.handle is None and (job.attempt == 0 or job.place is None)):
         return Known(None)
@@ -112,7 +112,7 @@ async def _handle(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Answer[Ha
         found = await ctx.backend(ctx.profile(job.spec.platform).backend).find(job.place, job.id)
     except WardenError as error:
         found = Unknown(error.message)
-    return Unknown(f"whether the job was launched is unknown: {found.why}") if isinstance(found, Unknown) else found
+    return Unknown(f"it is unknown whether the job was launched: {found.why}") if isinstance(found, Unknown) else found
 
 
 async def _listed(
@@ -122,7 +122,7 @@ async def _listed(
     whole: Pulled | None,
     handle: Answer[Handle | None],
 ) -> Answer[Manifest]:
-    """List the files on the machine. If it is off, list those of a complete copy that was made after the job's end."""
+    """List the files on the machine, or if it is off, the files of a complete copy made after the job's end."""
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -153,8 +153,10 @@ async def _stored(
 
 
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
-    """Return the latest complete copy of a job's outputs. A copy is complete if it was made from the machine after the
-    job's end, or from the artifact store with the store's final report, and if the machine was not started again since.
+    """Return the latest complete copy of a job's outputs.
+
+    A copy is complete if it was made from the machine after the job's end, or from an artifact store with a final
+    report, provided that the machine was not started again since.
     """
     end = at_rest(ctx.ledger, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if end else ():
@@ -170,12 +172,12 @@ def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
 async def _disclosed(
     ctx: Context, job: JobRecord, lease: LeaseRecord, handle: Answer[Handle | None], shown_last: Disclosure | None
 ) -> Answer[Disclosure]:
-    """Return the files that the job wrote on the machine outside its outputs, without unchanged inputs.
+    """Return the files that the job wrote on the machine outside of its outputs, except unchanged inputs.
 
     `shown_last` is the last disclosure, from the artifact store, if the machine is off.
     """
     if lease.id != job.lease:
-        return Unknown("gpuwarden never received the answer to its request for this machine, and never connected to it")
+        return Unknown("gpuwarden received no reply to its request for this machine, and never connected to it")
     if isinstance(handle, Unknown):
         return handle
     if handle.value is None:
@@ -185,14 +187,14 @@ async def _disclosed(
     try:
         backend = ctx.backend(handle.value.backend)
         found = await backend.disclose(handle.value)
-        # An input with a new modification time may still have the content that was sent.
+        # An input with a new modification time may still have its original content.
         new = {file.path for file in found.files}
         sent = {file.path: file.sha256 for file in job.inputs if file.path in new}
         there = (await backend.manifest(handle.value, sent)).files if sent else ()
     except WardenError as error:
         return Unknown(error.message)
     same = {file.path for file in there if bare(file.sha256 or "") == sent.get(file.path)}
-    # The machine's list is based on the outputs declared at the launch, so remove those that were declared later.
+    # The machine's list does not consider outputs that were declared after the launch, so remove them here.
     fresh = (
         file
         for file in found.files

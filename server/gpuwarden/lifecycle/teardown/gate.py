@@ -1,8 +1,8 @@
 """The teardown gate: end a machine only after all its outputs are proven safe elsewhere and the user approved.
 
-An approval is bound to a digest of the facts that the user was shown. An approval expires and works once, and any
-change of the facts sends the request back. After the verb is sent, the provider is polled until billing is confirmed
-stopped.
+An approval is bound to a digest of the facts that the user was shown. It expires and can be used only once. If the
+facts change, the request must be approved again. After the verb is sent, the provider is polled until billing is
+confirmed stopped.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import OutputFile
 
 PATIENCE_S: Final = 600.0
-"""Seconds for a machine to be confirmed stopped, after which the user has to check the provider's console.
+"""If a machine is not confirmed stopped after this many seconds, the user has to check the provider's console.
 """
 _VOID: Final = "the approval is void: automatic teardown was canceled, or the approval expired before a call was sent"
 FUTILE: Final = frozenset({"TD-VERB-001", "TD-VERB-002"})
-"""Rules that approval can't override: the platform has no such verb, or billing would continue after it."""
+"""Rules that an approval can't override: the platform does not have the verb, or billing would continue after it."""
 
 
 @dataclass(frozen=True)
 class TeardownView:
-    """A request as the user or an agent sees it."""
+    """A teardown request as shown to the user or an agent."""
 
     record: TeardownRecord
     job: JobRecord
@@ -75,19 +75,19 @@ class TeardownView:
     kept: tuple[OutputFile, ...] = ()
     copy_at: str | None = None
     unseen: str = ""
-    """The reason why the last poll of the instance returned no answer."""
+    """The reason why the last poll of the instance failed."""
     next_steps: tuple[NextStep, ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Return whether every proof is present, so that approval in a client is enough."""
+        """Return whether everything is proven, so that an approval in a client is sufficient."""
         return all(f.severity is Severity.INFO for f in self.findings)
 
 
 async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
-    """Request that a job's machine is stopped or terminated. The machine is not changed before the user approves.
+    """Request that a job's machine is stopped or terminated. Nothing happens to the machine before the user approves.
 
-    The request is blocked, with its findings, or has a ticket that the user can approve. Repeating the call gathers
+    The request is either blocked, with its findings, or has a ticket that the user can approve. A repeated call gathers
     the facts again. Raises NotSupported for a machine that is not rented, Conflict if the job has no machine.
     """
     job = read_job(ctx.ledger, job_id)
@@ -107,7 +107,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
 
 
 async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
-    """Return the refusal for a machine that is not rented, with the steps before the run folder can be removed."""
+    """Return the error for a machine that is not rented, with the steps for removing the run folder."""
     with contextlib.suppress(WardenError):
         job = await advance(ctx, job.id)
     message = (
@@ -115,14 +115,14 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         f"Job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
-        cancel = do(Action.CANCEL, "to end its processes; the machine and its files stay as they are", job_id=job.id)
+        cancel = do(Action.CANCEL, "to end its processes; the machine and its files are not changed", job_id=job.id)
         return NotSupported(message, cancel)
     if job.handle is None:
         return NotSupported(message, "It was never launched there, so it left no files.")
     pulled = copy_for(ctx, job.id)
     proven = pulled is not None and verified_now(ctx, job.id, pulled).verdict is Verdict.PROVEN
     if job.outputs and not proven:
-        only = f"Its run folder {job.handle.run_dir} has its outputs; no copy of them is proven."
+        only = f"Its outputs are in its run folder {job.handle.run_dir}; no copy of them is proven."
         pull = [do(Action.PULL, job_id=job.id)] if pulled is None else []
         verify = do(Action.VERIFY, "before you remove the run folder", job_id=job.id)
         return NotSupported(message, [only, *pull, verify])
@@ -143,7 +143,7 @@ async def proceed(ctx: Context, ticket: str) -> TeardownView:
 def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
     """Return the request for this lease and verb: the open one, the one that ended the machine, or a new one.
 
-    A request that is being executed is finished first.
+    If another request is being executed, return that one.
     """
     record = read_lease(ctx.ledger, lease)
     job = record.job_id
@@ -155,7 +155,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             return found.id
         why = f"{verb} was requested"
         with ctx.ledger.transaction():
-            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect; another verb may work
+            if found.state is Teardown.NEEDS_HUMAN:  # its verb had no effect, but another verb may work
                 ctx.ledger.add(found.subject, TeardownRequested(why=why))
             ctx.ledger.add(found.subject, TeardownWithdrawn(why=why))
     if record.state in {Lease.STOPPED, Lease.NONE}:  # a repeated call must not ask the user again
@@ -179,7 +179,7 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
     elif record.state is Teardown.APPROVED:
         await _execute(ctx, record)
     elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
-        why = "the instance is gone without this request, and its billing is confirmed stopped"
+        why = "the instance was gone before this request was executed, and its billing is confirmed stopped"
         ctx.ledger.add(record.subject, TeardownWithdrawn(why=why))
     elif record.state in OPEN_TEARDOWNS:
         return await _judge(ctx, record)
@@ -227,18 +227,18 @@ def _view(
 async def approve(
     ctx: Context, ticket: str, seen: str, *, channel: Channel, by: str, loss: str | None = None
 ) -> TeardownView:
-    """Record the user's approval of exactly the facts with digest `seen`, then carry it out.
+    """Record the user's approval of exactly the facts with digest `seen`, then execute it.
 
-    `loss` is the confirmation that the user typed to accept losing unverified outputs: it must equal the job's name,
-    and only a terminal may supply it. Raises Conflict if the facts changed or if the ticket expired or was used, and
-    Refused if proof is missing.
+    `loss` is what the user typed to accept losing unverified outputs: it must equal the job's name, and is accepted
+    only from a terminal. Raises Conflict if the facts changed or if the ticket expired or was used, and Refused if
+    proof is missing.
     """
     job_id = read_teardown(ctx.ledger, ticket).job_id
     async with ctx.lock(job_id):
         record = read_teardown(ctx.ledger, ticket)
         if record.state not in {Teardown.AWAITING_HUMAN, Teardown.BLOCKED}:
             again = do(Action.TEARDOWN, "for a new ticket", job_id=job_id)
-            raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved (again)", again)
+            raise Conflict(f"ticket {ticket} is {record.state}; it can't be approved now", again)
         if record.expires_at is not None and ctx.clock.now() > record.expires_at:
             if record.state is Teardown.AWAITING_HUMAN:
                 ctx.ledger.add(record.subject, TeardownRequested(why="the ticket expired"))
@@ -270,12 +270,12 @@ async def approve(
 
 
 def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str | None) -> None:
-    """Raise Refused or BadRequest if an approval by this channel can't carry out the request as it is now."""
+    """Raise Refused or BadRequest if an approval through this channel is not sufficient for the current request."""
     record = view.record
     check_approver(ctx)
     if channel not in ctx.policy.approval.channels:
         raise Refused(
-            f"the policy does not allow approval by {channel}",
+            f"the policy does not allow approval through {channel}",
             f"It allows: {', '.join(ctx.policy.approval.channels)}.",
         )
     if channel == "rehearsal" and not view.lease.platform.startswith(REHEARSAL):
@@ -292,32 +292,32 @@ def _check_channel(ctx: Context, view: TeardownView, channel: Channel, loss: str
         )
     if channel in WEAK and not view.complete:
         raise Refused(
-            "approval in a client is not enough: some facts are not proven",
+            "approval in a client is not sufficient, because some facts are not proven",
             approval(record.id),
             view.findings,
         )
 
 
 def silent(view: TeardownView, storage: bool = False) -> bool:
-    """Return whether the findings leave no decision to the user.
+    """Return whether the findings require no decision by the user.
 
-    Storage that is billed after a stop was accepted with the stop; `storage`: storage that is billed after the
-    machine's end was accepted too.
+    After a stop, storage is billed as expected. If `storage` is true, the storage that is billed after a termination
+    was accepted as well.
     """
     chosen = {"TD-VERB-002"} if storage or view.record.verb == "stop" else set()
     return all(not f.blocks and f.rule in chosen for f in view.findings)
 
 
 def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> bool:
-    """Return whether all storage that is billed after a machine's end was accepted with its job."""
+    """Return whether all storage that is billed after a machine's termination was accepted with its job."""
     profile = ctx.profile(view.lease.platform)
     return set(profile.residue("terminate", requested=view.job.spec.durable_storage)) <= set(order.storage)
 
 
 async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
-    """Carry out an automatic teardown on exactly the facts with digest `seen`, if the user has nothing to decide.
+    """Execute an automatic teardown for exactly the facts with digest `seen`, if the user has nothing to decide.
 
-    Raises Conflict if the facts changed, Refused otherwise.
+    Raises Conflict if the facts or the request's state changed, Refused if the user has to decide.
     """
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         record = read_teardown(ctx.ledger, ticket)
@@ -340,7 +340,7 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
             findings=view.record.findings,
         )
         with ctx.ledger.transaction():
-            if automatic_teardown(ctx, view.job.id) != order:  # a hold, or the policy no longer allows it
+            if automatic_teardown(ctx, view.job.id) != order:  # by a hold or by the policy
                 raise Refused(f"automatic teardown of job {view.job.id} was canceled", approval(ticket))
             ctx.ledger.add(record.subject, granted)
         await _execute(ctx, read_teardown(ctx.ledger, ticket), fresh=True)
@@ -348,9 +348,9 @@ async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOr
 
 
 async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False) -> None:
-    """Use up an approval, and call the provider. If the approval is outdated or void, the request is sent back.
+    """Use an approval and call the provider. If the approval is outdated or void, the request must be approved again.
 
-    `fresh`: the facts were just compared, under this lock.
+    `fresh` means that the facts were just compared, under this lock.
     """
     granted = ctx.ledger.last(record.subject, ApprovalGranted)
     assert granted is not None
@@ -373,14 +373,14 @@ async def _execute(ctx: Context, record: TeardownRecord, *, fresh: bool = False)
     with ctx.ledger.transaction():
         used = ApprovalUsed(channel=granted.data.channel, digest=granted.data.digest, verb=record.verb)
         ctx.ledger.add(record.subject, used, token=f"{record.id}-{granted.seq}")
-        # A machine with an unknown id is searched for by its token until it is found or confirmed not to exist.
+        # A machine with an unknown id is first searched for by its token, until it is found or confirmed not to exist.
         if lease.state in {Lease.METERING, Lease.UNVERIFIED} and lease.instance_id is not None:
             ctx.ledger.add(lease.subject, LeaseStopping(ticket=record.id, verb=record.verb))
     await _finish(ctx, read_teardown(ctx.ledger, record.id))
 
 
 async def _finish(ctx: Context, record: TeardownRecord) -> None:
-    """Send the verb and poll, again at every call, until the machine is confirmed to be in the requested state."""
+    """Send the verb and poll. Each call repeats this until the machine is confirmed to be in the requested state."""
     await refresh_lease(ctx, record.lease)
     if not _done(ctx, record):
         await request_end(ctx, record.lease, record.verb, record)
@@ -400,7 +400,7 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
         await _judge(ctx, read_teardown(ctx.ledger, record.id))
     elif record.state is Teardown.EXECUTING and waited:
         unseen = ctx.unseen.get(record.lease, "")
-        why = f"{record.verb} was requested over {PATIENCE_S:g} s ago and billing is not confirmed stopped"
+        why = f"{record.verb} was requested over {PATIENCE_S:g} s ago, but billing is not confirmed stopped"
         why += f": {unseen}" if unseen else ""
         ctx.ledger.add(record.subject, TeardownNeedsHuman(why=why))
 
@@ -411,7 +411,7 @@ def _done(ctx: Context, record: TeardownRecord) -> bool:
 
 
 async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:
-    """Withdraw a request before it is carried out."""
+    """Withdraw a request before it is executed."""
     async with ctx.lock(read_teardown(ctx.ledger, ticket).job_id):
         ctx.ledger.add(f"teardown/{ticket}", TeardownWithdrawn(why=why))
     return read_teardown(ctx.ledger, ticket)

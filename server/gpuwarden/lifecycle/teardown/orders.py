@@ -1,10 +1,10 @@
-"""Automatic teardown: end machines whose outputs are all proven, by a decision that the user made in advance.
+"""Automatic teardown: end machines whose outputs are all proven, because the user decided this in advance.
 
-An order is recorded when its job is accepted, from the policy file or from the approval of its spending at a terminal.
-It is carried out in two checks, a grace period apart. The first check announces the end with an alert that is bound to
-the current facts. The second check ends the machine if the facts are unchanged, the user has not set a hold, and the
-alert was delivered at least a grace period ago. The user decides about machines with unproven outputs, with findings,
-or that this ledger did not rent.
+An order is recorded when its job is accepted, from the policy file or from the job's spending approval at a terminal.
+It is executed in two checks, at least a grace period apart. The first check announces the teardown with an alert that
+is bound to the current facts. The second check ends the machine if the facts are unchanged, the user has not set a
+hold, and the alert was delivered at least a grace period ago. Machines with unproven outputs, machines with findings,
+and machines that this ledger did not rent are left to the user.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITI
 class Objection(StrEnum):
     """The effect of a hold. HELD: automatic teardown has sent no call and will send none.
 
-    TOO_LATE: a call was sent, or may have been sent before its process died, and no further call will be sent; or the
-    user approved the end. NOT_ORDERED: neither automatic teardown nor self-stop applied to the machine.
+    TOO_LATE: a call was sent, or may have been sent before the process died, and no further call will be sent; or the
+    user approved the teardown. NOT_ORDERED: the machine had neither automatic teardown nor self-stop.
     """
 
     HELD = "held"
@@ -53,7 +53,7 @@ class Objection(StrEnum):
 
 
 def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
-    """Hold a job's machine until the user decides. The ledger orders the hold before or after the call to the provider.
+    """Hold a job's machine until the user decides. The ledger determines whether the hold comes before the teardown.
 
     Raises NotFound.
     """
@@ -74,10 +74,10 @@ def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
     """Return the succeeded jobs with automatic teardown whose machine may be billed.
 
-    A self-stopped machine is included if it is to be terminated and its job has an artifact store that can prove the
-    outputs.
+    A self-stopped machine is included if the order is to terminate it and its job has an artifact store, which can
+    prove the outputs.
     """
-    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most jobs are still running, so read only the succeeded ones
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of these jobs are still running
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)
@@ -88,7 +88,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
 
 
 class Orders:
-    """Carries out the automatic teardowns of one ledger. Jobs that wait for the user are checked less often."""
+    """Executes the automatic teardowns of one ledger. Jobs that wait for the user are checked less often."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -96,22 +96,21 @@ class Orders:
         self._next: dict[str, float] = {}
 
     def shortest_grace(self) -> float:
-        """Return the shortest grace period of an announced end, in seconds."""
+        """Return the shortest grace period of an announced teardown, in seconds."""
         jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
         graces = [order.grace_s for job in jobs if (order := automatic_teardown(self.ctx, job))]
         return min(graces, default=self.ctx.policy.teardown.grace_minutes * 60.0)
 
     async def round(self, awake_since: float = 0.0) -> dict[str, str]:
-        """Announce the end of machines with proven outputs, and end those announced a grace period ago. Return errors
-        by job.
+        """Announce teardowns of machines with proven outputs, and execute those whose grace period has passed.
 
-        `awake_since` is the time when the last gap between rounds ended. The user could not set a hold during the gap,
-        so earlier announcements are repeated.
+        Return errors by job. `awake_since` is the time when the last gap between rounds ended. The user could not set a
+        hold during the gap, so announcements from before it are repeated.
         """
         trouble: dict[str, str] = {}
         doubt = self.ctx.ledger.trouble()
         if doubt is not None and doubt.incomplete:
-            return trouble  # the lost events may include a hold
+            return trouble  # a hold may be among the lost events
         for job in ordered_jobs(self.ctx):
             await checkpoint()
             if self.ctx.clock.now() < self._next.get(job.id, 0.0):
@@ -127,10 +126,10 @@ class Orders:
 
 
 async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
-    """Take the next step of one order. Return whether all its conditions are met."""
+    """Execute the next step of one order. Return whether all its conditions are met."""
     order = automatic_teardown(ctx, job.id)
     if order is None or not rented_for(ctx, job) or copy_state(ctx, job.id) is not Copy.PROVEN:
-        return True  # the machine is not queried until its outputs are proven
+        return True  # don't query the machine before its outputs are proven
     assert job.lease is not None
     lease = lease_now(ctx, job.lease)
     present = open_ticket(ctx, lease)

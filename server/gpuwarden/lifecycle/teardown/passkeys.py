@@ -1,7 +1,7 @@
-"""Passkeys for approvals on the page: allowed at a terminal, registered in a browser, recorded in the ledger.
+"""Passkeys for approvals on the page: allowed at a terminal, registered in a browser, and recorded in the ledger.
 
-The ledger keeps public keys only. A code shown at a terminal allows one passkey to be registered, once, within minutes;
-so neither a browser session alone nor an agent with a token can register a passkey.
+The ledger stores only public keys. A code shown at a terminal allows one passkey to be registered within minutes.
+Therefore neither a browser session alone nor an agent with a token can register a passkey.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Passkey:
     sign_count: int
     registered_at: float
     person: str = ""
-    """The owner; empty for a passkey from before owners were recorded."""
+    """The owner; empty for a passkey registered by an older version, which did not record owners."""
 
 
 def passkeys(ctx: Context) -> list[Passkey]:
@@ -70,7 +70,7 @@ def allow(ctx: Context, name: str, by: str, person: str = "") -> str:
     if NAME.fullmatch(name) is None:
         raise BadRequest("the name must have 1 to 63 letters, digits, dots, dashes or underscores")
     if any(known.name == name for known in passkeys(ctx)):
-        raise Conflict(f"the passkey {name!r} exists already", "Choose another name, or remove that one first.")
+        raise Conflict(f"the passkey {name!r} already exists", "Choose another name, or remove that one first.")
     letters = "".join(secrets.choice(ALPHABET) for _ in range(16))
     expires_at = ctx.clock.now() + CODE_S
     ctx.ledger.add(
@@ -86,7 +86,7 @@ def allowed(ctx: Context, code: str) -> Event[PasskeyAllowed]:
         same = hmac.compare_digest(event.data.code, digest)
         if same and now <= event.data.expires_at and ctx.ledger.used(PasskeyRegistered, _token(event)) is None:
             return event
-    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "; it shows another code"),))
+    raise Refused("this code is wrong, was used or has expired", (do(Action.ADD_PASSKEY, "to get a new code"),))
 
 
 def register(ctx: Context, permit: Event[PasskeyAllowed], body: PasskeyRegistered) -> None:
@@ -103,7 +103,7 @@ def remove(ctx: Context, name: str, by: str) -> None:
 
 
 def record_use(ctx: Context, passkey: Passkey, digest: str, sign_count: int) -> None:
-    """Record that a passkey signed the facts of a digest."""
+    """Record that a passkey signed the facts with a digest."""
     ctx.ledger.add(f"passkey/{passkey.name}", PasskeyUsed(digest=digest, sign_count=sign_count))
 
 

@@ -1,6 +1,6 @@
-"""Convert the rows of a file into a new file for a shipped trainer, with examples before and after.
+"""Convert the rows of a file into a new file for a shipped trainer, and show examples before and after.
 
-Rows that can't be converted are left out and counted; the first ones are named.
+Rows that can't be converted are skipped and counted; the first ones are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMED: Final = 5
 
 @dataclass
 class Conversion:
-    """The outcome: rows read and written, their forms, the rows left out by reason, and examples before and after."""
+    """The outcome: rows read and written, their forms, the skipped rows by reason, and examples before and after."""
 
     read: int = 0
     written: int = 0
@@ -56,12 +56,12 @@ def convert(rows: Iterable[Row], to: Trainer, renames: Mapping[str, str], done: 
 
 
 def writable(rows: Iterator[Row]) -> tuple[Row, ...]:
-    """Return rows that can be encoded as UTF-8. Raises BadRow for a lone surrogate, because JSON allows those."""
+    """Return the rows. Raises BadRow if one can't be encoded as UTF-8, because JSON allows lone surrogates."""
     made = tuple(rows)
     try:
         json.dumps(made, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRow("a text or a file's name in it is not valid Unicode") from None
+        raise BadRow("a text or a file name in the row is not valid Unicode") from None
     return made
 
 

@@ -1,7 +1,7 @@
-"""Fill a template from the Hub's metadata: choose a shipped trainer's arguments so that the submit gate passes them.
+"""Fill a template from the Hub's metadata: choose a shipped trainer's arguments so that they pass the submit gate.
 
-The trainer's file is not changed. All requirements of a dataset and a model become settings: config, split, names of
-columns, the source of a chat template, the column that a reward reads.
+The trainer's file is not changed. Everything that depends on the dataset and the model becomes a setting: the config,
+the split, column names, the source of a chat template, and the column for a reward.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PURPOSE: Final = {
     "sft": "sft", "cpt": "sft", "dpo": "prefs", "orpo": "prefs", "reward": "prefs", "kto": "prefs",
     "grpo": "gen", "rloo": "gen", "distill": "gen",
 }  # fmt: skip
-"""Suffixes of splits made for a method, as in train_prefs."""
+"""Suffixes of splits for a certain method, such as train_prefs."""
 LISTED: Final = 12
-"""Maximum number of names from a Hub repo that one sentence lists."""
+"""Maximum number of names from a Hub repo in one sentence."""
 _HELD_OUT: Final = ("validation", "valid", "val", "dev")
 _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
-"""Suffixes of the model in the same family that was trained on conversations."""
+"""Suffixes in the names of models that were trained on conversations."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Wish:
 
 @dataclass(frozen=True)
 class Filled:
-    """A template with its settings. `missing` are the required settings without a value; `alias` explains the requested
-    name.
+    """A template with its settings. `missing` are the required settings without a value.
+
+    `alias` is a note if the template was requested by another name.
     """
 
     trainer: Trainer
@@ -91,12 +92,11 @@ async def fill(
     profile: Profile | None = None,
     here: Path | None = None,
 ) -> Filled:
-    """Return a template filled for a model, a dataset and a platform. Names of files are read relative to `here`, if
-    given.
+    """Return a template filled for a model, a dataset and a platform. File paths are relative to `here`, if given.
 
     Raises:
         NotFound: the template, model or dataset does not exist.
-        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint names a fix.
+        BadRequest: a setting is wrong, a repo can't be read, or the dataset doesn't fit; the hint suggests a fix.
 
     """
     found = trainer(wish.template)
@@ -114,7 +114,7 @@ async def fill(
 
 
 def check_settings(found: Trainer, settings: Mapping[str, str]) -> None:
-    """Raise BadRequest for a setting that the trainer doesn't have or whose value it would refuse."""
+    """Raise BadRequest for a setting that the trainer doesn't have or whose value it would reject."""
     unknown = next((name for name in settings if name not in found.options), None)
     if unknown is not None:
         near = found.nearest(unknown)
@@ -145,23 +145,23 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
     settings |= splits_to_read(filled, repo, chosen)
     filled = replace(filled, settings=settings, dataset=repo)
     if not columns:
-        return filled  # the viewer knows no columns; the trainer reads them itself
+        return filled  # unknown to the viewer; the trainer reads them itself
     fits = _fitted(filled, source, columns)
     kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
     for name in () if fits.form else fits.reads:
         if reads(name, kinds[name], fits.reads) is False:
-            message = f"{source}: the column {line(name, 60)} is of the type {kinds[name]}, which {filled.trainer.name}"
-            raise BadRequest(f"{message} can't read", "Convert it before training, or choose other data.")
+            message = f"{source}: the column {line(name, 60)} has the type {kinds[name]}, which {filled.trainer.name}"
+            raise BadRequest(f"{message} can't read", "Convert it before training, or choose another dataset.")
     return replace(_rewarded(filled, fits, columns, source), fit=fits)
 
 
 def config_to_read(filled: Filled, repo: Repo) -> Config:
-    """Return the config to read: the named config, the only one, `default`, or the only one that fits."""
+    """Return the config to read: the requested config, the only one, `default`, or the only one that fits."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
         raise BadRequest(
             f"the contents of {repo.id} are unknown: {structure.why if structure else 'they were not requested'}",
-            "Try again later, or download it and name the file.",
+            "Try again later, or download it and give the file.",
         )
     configs = {c.name: c for c in structure.configs}
     if wanted:
@@ -178,7 +178,7 @@ def config_to_read(filled: Filled, repo: Repo) -> Config:
     if len(fitting) == 1:
         return configs[fitting[0]]
     raise BadRequest(
-        f"{repo.id} has {len(configs)} configs and none is named",
+        f"{repo.id} has {len(configs)} configs, but none was chosen",
         f"Set dataset_config to one of them: {listed(fitting or configs)}.",
     )
 
@@ -202,18 +202,18 @@ def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names from a Hub repo for a sentence: bounded, at most `LISTED`, quoted if they are not plain names."""
+    """Return at most `LISTED` names from a Hub repo for a sentence: truncated, and quoted if not plain names."""
     found = list(names)
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(named(name, 60) for name in found[:LISTED]) + more
 
 
 def need_a_name(repo: Repo, kind: str, name: str) -> None:
-    """Raise BadRequest if the name of a config or a split is not a plain name, before it becomes an argument."""
+    """Raise BadRequest if a config or a split does not have a plain name, before the name becomes an argument."""
     if named(name) != name:
         raise BadRequest(
-            f"{repo.id} has a {kind} whose name is not a plain name: {named(name)}",
-            "Choose another dataset, or download it and name the file.",
+            f"{repo.id} has a {kind} with an unsupported name: {named(name)}",
+            "Choose another dataset, or download it and give the file.",
         )
 
 
@@ -222,9 +222,7 @@ def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
     pairs = [part.partition("=") for part in filled.settings.get("columns", "").split(",") if part]
     renames = {old.strip(): new.strip() for old, _, new in pairs}
     if absent := renames.keys() - columns.keys():
-        raise BadRequest(
-            f"columns renames {line(min(absent), 60)}, which does not exist", f"There are {listed(columns)}."
-        )
+        raise BadRequest(f"columns renames {line(min(absent), 60)}, which does not exist", f"It has {listed(columns)}.")
     return {renames.get(name, name): kind for name, kind in columns.items()}
 
 
@@ -233,20 +231,20 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
     fits = fit(_renamed(filled, columns), filled.trainer.wanted)
     if fits.missing:
         needs = " or ".join(" + ".join(names) for names in filled.trainer.wanted)
-        lacks = f"No column can serve as {', '.join(fits.missing)}."
+        lacks = f"No column can be used as {', '.join(fits.missing)}."
         raise BadRequest(
             f"{source} has the columns {listed(columns)}; {filled.trainer.name} needs {needs}",
             (
                 lacks,
-                do(Action.CONVERT_ROWS, "if its rows have it in another form", name=filled.trainer.name, path=source),
-                "Or rename columns with the setting columns (old=new), or choose other data.",
+                do(Action.CONVERT_ROWS, "if its rows have another form", name=filled.trainer.name, path=source),
+                "Or rename columns with the setting columns (old=new), or choose another dataset.",
             ),
         )
     return fits
 
 
 def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
-    """Return the template with its renames, and with a reward that the columns allow if it needs one."""
+    """Return the template with its renames and, if it needs a reward, with one that the columns allow."""
     asked = [part for part in filled.settings.get("columns", "").split(",") if part]
     pairs = [*asked, *(f"{old}={new}" for old, new in fits.renames.items())]
     settings = dict(filled.settings)
@@ -284,18 +282,18 @@ async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Fille
         if other.exists and other.chat_template and other.readable:
             return replace(filled, settings={**filled.settings, "chat_template_from": other.id})
     raise BadRequest(
-        f"the rows are conversations, and {repo.id} has no chat template",
+        f"the rows are conversations, but {repo.id} has no chat template",
         "Use the instruct model, or set chat_template_from to a model of the same family that has one.",
     )
 
 
 async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -> Repo:
-    """Return a repo that exists and can be read, with its structure. Raises a WardenError with the reason otherwise."""
+    """Return a repo that exists and can be read, with its structure. Otherwise raises a WardenError."""
     repo = await look(hub, name, kind)
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
     if repo.status == "disabled":
-        raise BadRequest(f"{kind} {line(name, 120)}: {repo.why}", f"Choose another {kind}, or a copy of it.")
+        raise BadRequest(f"{kind} {line(name, 120)}: {repo.why}", f"Choose another {kind}, or use a copy of it.")
     if not repo.exists:
         near = f"Did you mean {listed(repo.did_you_mean[:3])}?" if repo.did_you_mean else "Check the name."
         raise NotFound(f"{kind} {line(name, 120)}: {repo.why}", near)
@@ -303,7 +301,7 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
         page = f"{hub.config.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo.id}"
         raise BadRequest(
             f"{kind} {repo.id} is {repo.why or 'gated'}",
-            f"Accept its terms on {page} with the account of {TOKEN}, or choose an open {kind}.",
+            f"Accept its terms on {page} with the account of {TOKEN}, or choose a {kind} that is not gated.",
         )
     if kind == "dataset":
         repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
@@ -315,13 +313,13 @@ def placed(filled: Filled, profile: Profile | None) -> Filled:
     push = filled.settings.get("hub_model_id")
     if profile is not None and not profile.runner and not push:
         raise BadRequest(
-            f"{profile.id} deletes a job's files when it ends", "Give a Hub repo for the results: push owner/name."
+            f"{profile.id} deletes a job's files when it ends", "Set push to a Hub repo for the results: owner/name."
         )
     closed = any(repo is not None and (repo.gated or repo.private) for repo in (filled.model, filled.dataset))
     on_hub = profile is not None and not profile.runner
     out = f"/hub/models/{push}" if on_hub else filled.settings.get("out", str(filled.trainer.options["out"].default))
     missing = tuple(name for name in filled.trainer.required if name not in filled.settings)
-    # If only the on_request storage tier survives the machine, the results belong there.
+    # If only storage of the on_request tier outlives the machine, the results must be written to it.
     durable = profile is not None and not profile.survives(profile.place_of(out), "terminate")
     durable = durable and profile is not None and profile.survives(profile.place_of(out), "terminate", requested=True)
     secrets = (TOKEN,) if push or closed else ()

@@ -1,8 +1,8 @@
 """Recognize the common forms of rows, and convert each to the form that a training method reads.
 
-A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, a
-marked answer, a text, an image. A second step converts this form to the method's form. No conversion is guessed:
-`BadRow` contains the reason why a row can't be converted.
+A row is first converted to one of a few plain forms: a conversation, a prompt with its answer, a pair of answers, an
+answer with a label, a text, or an image. A second step converts the plain form to the method's form. No conversion is
+guessed: if a row can't be converted, `BadRow` is raised with the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TWO: Final = (
     ("response_a", "response_b", "winner", "model_a", "model_b"),
     ("human_ref_A", "human_ref_B", "labels", 1, 0),
     ("answer_0", "answer_1", "score", 1, 0),
-)  # the two answers, the column with the verdict, and its values if the first or the second answer is better
+)  # the columns of the two answers and of the preference, and its values for the first and the second answer
 
 
 class BadRow(ValueError):
@@ -42,13 +42,13 @@ class BadRow(ValueError):
 
 
 def plain_form(row: Row) -> tuple[str, Row]:
-    """Return the form of a row, and the row as messages, prompt and completion, a pair, marks, texts or an image."""
+    """Return the name of a row's form, and the row in a plain form."""
     if EXTRA in row:
-        raise BadRow("the row has more cells than the header: a comma in a cell needs quotes around the cell")
+        raise BadRow("the row has more cells than the header: a cell with a comma must be quoted")
     for form, read in _FORMS:
         if (found := read(row)) is not None:
             return form, found
-    raise BadRow(f"no known form has the columns {line(', '.join(sorted(row)), 160)}")
+    raise BadRow(f"no supported form has the columns {line(', '.join(sorted(row)), 160)}")
 
 
 def conversation_of(row: Row) -> Row | None:
@@ -64,7 +64,7 @@ def conversation_of(row: Row) -> Row | None:
 
 
 def _messages(value: Any) -> list[dict[str, str]]:
-    """Return turns as messages with role and content."""
+    """Convert turns to messages with role and content."""
     if isinstance(value, str):
         if value.lstrip()[:1] not in "[{":
             return transcript_of(value)
@@ -82,7 +82,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
 
 
 def message_of(turn: Row) -> dict[str, str]:
-    """Return a turn as a message with a known role."""
+    """Convert a turn to a message with a standard role."""
     who = str(turn.get("role") or turn.get("from") or "").lower()
     said = turn.get("content", turn.get("value"))
     if who not in _ROLES:
@@ -93,7 +93,7 @@ def message_of(turn: Row) -> dict[str, str]:
 
 
 def transcript_of(text: str) -> list[dict[str, str]]:
-    r"""Return a text of `\n\nHuman: ... \n\nAssistant: ...` as messages."""
+    r"""Convert a text of the form `\n\nHuman: ... \n\nAssistant: ...` to messages."""
     parts = _TURN.split(text)
     if len(parts) < 3 or parts[0].strip():
         raise BadRow("the text is not a transcript of Human and Assistant")
@@ -123,7 +123,7 @@ def pair_of(row: Row) -> Row | None:
             or first[-1]["role"] != "assistant"
             or second[-1]["role"] != "assistant"
         ):
-            raise BadRow("the two answers have no prompt in common")
+            raise BadRow("the two answers don't start with the same prompt")
         return {"prompt": asked, "chosen": first, "rejected": second}
     if prompt is None:
         raise BadRow("the pair has no prompt")
@@ -131,13 +131,13 @@ def pair_of(row: Row) -> Row | None:
 
 
 def judged_of(row: Row) -> Row | None:
-    """Read two answers, and a column with the verdict on which answer is better."""
+    """Read two answers, and a column that states which answer is better."""
     for one, other, verdict, first, second in _TWO:
         if not {one, other, verdict} <= row.keys():
             continue
         prompt = next((row[n] for n in _PROMPT if row.get(n)), None)
         if prompt is None or row[verdict] is None:
-            raise BadRow("the two answers have no prompt or no verdict")
+            raise BadRow("the two answers have no prompt, or neither is preferred")
         if row[verdict] not in (first, second):
             raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which prefers neither answer")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
@@ -146,7 +146,7 @@ def judged_of(row: Row) -> Row | None:
 
 
 def marked_of(row: Row) -> Row | None:
-    """Read a prompt, an answer and a mark."""
+    """Read a prompt, an answer and a label."""
     if not {"prompt", "completion", "label"} <= row.keys():
         return None
     if row["label"] not in (True, False):
@@ -155,7 +155,7 @@ def marked_of(row: Row) -> Row | None:
 
 
 def exchange_of(row: Row) -> Row | None:
-    """Read Alpaca, Dolly and other questions with one answer."""
+    """Read rows with a question and one answer, such as those of Alpaca and Dolly."""
     asked = next((n for n in _PROMPT if row.get(n)), None)
     answer = next((n for n in _ANSWER if row.get(n) and n != asked), None)
     if asked is None or answer is None:
@@ -168,7 +168,7 @@ def exchange_of(row: Row) -> Row | None:
 
 
 def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
-    """Return a prompt as messages, after the row's system prompt."""
+    """Convert a prompt to messages that start with the row's system prompt."""
     if isinstance(value, list):
         return _messages(value)
     if not isinstance(value, str) or not value:
@@ -179,7 +179,7 @@ def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
 
 
 def _said(value: Any) -> list[dict[str, str]]:
-    """Return an answer as messages."""
+    """Convert an answer to messages."""
     if isinstance(value, list):
         return _messages(value)
     if not isinstance(value, str) or not value.strip():
@@ -194,7 +194,7 @@ def text_of(row: Row) -> Row | None:
 
 
 def picture_of(row: Row) -> Row | None:
-    """Read an image with its class, or with objects: lists in other columns, a table of lists, or a list of objects."""
+    """Read an image with its class or objects: as lists in other columns, a table of lists, or a list of objects."""
     image = next((row[n] for n in ("image", "img", "file_name", "image_path") if row.get(n)), None)
     if image is None:
         return None
@@ -219,7 +219,7 @@ def objects_of(value: Any) -> Row:
     if not isinstance(boxes, list) or not isinstance(kinds, list) or len(boxes) != len(kinds):
         raise BadRow("the boxes and their categories don't match")
     if not all(isinstance(b, list) and len(b) == 4 and all(isinstance(n, int | float) for n in b) for b in boxes):
-        raise BadRow("a box is not four numbers")
+        raise BadRow("a box does not have four numbers")
     if not all(isinstance(kind, int | str) for kind in kinds):
         raise BadRow("an object has no category")
     return {"bbox": boxes, "category": kinds}
@@ -241,7 +241,7 @@ _FORMS: Final[tuple[tuple[str, Callable[[Row], Row | None]], ...]] = (
 
 
 def for_method(row: Row, to: Trainer) -> Iterator[Row]:
-    """Yield the rows that a method reads, made from a plain row."""
+    """Convert a plain row to the rows that a training method reads."""
     wanted = {name for names in to.wanted for name in names}
     if "chosen" in row and row["chosen"] == row["rejected"] and {"rejected", "label"} & wanted:
         raise BadRow("the two answers are the same")
@@ -263,4 +263,4 @@ def for_method(row: Row, to: Trainer) -> Iterator[Row]:
     elif {"anchor", "positive"} <= wanted and {"prompt", "completion"} <= row.keys():
         yield {"anchor": row["prompt"][-1]["content"], "positive": row["completion"][-1]["content"]}
     else:
-        raise BadRow(f"{', '.join(sorted(row))} can't become rows of {to.name}")
+        raise BadRow(f"{', '.join(sorted(row))} can't be converted to rows for {to.name}")

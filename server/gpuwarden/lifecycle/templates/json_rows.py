@@ -1,7 +1,7 @@
 """Read rows from JSON documents of any size: lists and COCO annotations, value by value.
 
-`instances_train2017.json` of COCO has 450 MB; its objects would take gigabytes of memory. Read value by value, with the
-boxes in arrays, a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
+COCO's `instances_train2017.json` has 450 MB; as Python objects, it would take gigabytes of memory. With boxes in
+arrays, reading a file of that size and shape took 75 MB and 8 seconds (measured in November 2026 on one CPU core).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.core.sanitize import line
 
 Row = dict[str, Any]
 MAX_WHOLE: Final = 64 << 20
-"""Maximum bytes of a JSON document that is neither a list nor COCO; its objects take at least 30 times the memory.
+"""Maximum bytes of a JSON document that is neither a list nor COCO; in memory, it takes at least 30 times as much.
 """
 MAX_LINE: Final = 16 << 20
 """Maximum bytes of one row, and of one value in a document that is read value by value."""
@@ -31,7 +31,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class Values:
-    """Reads the values of a JSON text with only a window of it in memory."""
+    """Reads the values of a JSON text, of which only a window is kept in memory."""
 
     def __init__(self, file: TextIO) -> None:
         self.file, self.text, self.at = file, "", 0
@@ -63,7 +63,7 @@ class Values:
                 value, end = self.decoder.raw_decode(self.text, self.at)
             except (ValueError, RecursionError):
                 value, end = None, -1
-            # A number at the end of the window may continue after it.
+            # A number at the end of the window may be incomplete.
             if end > 0 and (self.text[end - 1] in '}]"' or self.text[end : end + 1] in _BEHIND):
                 self.at = end
                 return value
@@ -84,11 +84,11 @@ class Values:
             if self.peek() != "]":
                 self._expect(",")
                 if self.peek() == "]":
-                    raise ValueError("a comma follows the last value")
+                    raise ValueError("there is a comma after the last value")
         self.take()
 
     def lists(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of each list in an object with the list's name; add the name to `named`. Skip the rest."""
+        """Yield the values of all lists in an object with the lists' names; add these to `named`. Skip the rest."""
         self._expect("{")
         while self.peek() != "}":
             name = str(self.value())
@@ -189,7 +189,7 @@ class Boxes:
             self.files[number] = value["file_name"]
         elif name == "annotations":
             if value.get("iscrowd"):
-                return  # one box around many objects is not a single object to detect
+                return  # a box around many objects
             box = value["bbox"]
             if len(box) != _SIDES:
                 raise TypeError(f"a bbox of {len(box)} numbers")
@@ -209,7 +209,7 @@ class Boxes:
         lost = {kind: "category" for kind in self.known if kind not in self.names}
         lost |= {image: "image" for image, number in self.numbers.items() if self.files[number] is None}
         for number, what in lost.items():
-            raise NotCoco(f"an annotation refers to the {what} {number!r}, which is in no list")
+            raise NotCoco(f"an annotation refers to the {what} {number!r}, which does not exist")
         names = [self.names[kind] for kind in self.known]
         for number in self.order:
             at = self.of[number]
@@ -234,11 +234,12 @@ def coco_of(path: Path) -> Iterator[Row]:
             raise
         except (NotCoco, TypeError, ValueError) as error:
             if large and not values.named >= COCO:
-                message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, and neither a list nor COCO annotations"
+                message = f"{path.name} is larger than {MAX_WHOLE >> 20} MiB, but neither a list nor COCO annotations"
                 raise BadRequest(message, "Save its rows as jsonl, or split it.") from error
             if isinstance(error, ValueError):
                 raise BadRequest(f"{path.name} is not valid JSON: {line(error, 120)}", "Correct it.") from error
             raise BadRequest(
                 f"{path.name} is not COCO annotations: {line(error, 160)}",
-                "images need id and file_name, annotations image_id, category_id and bbox, categories id and name.",
+                "images need id and file_name; annotations need image_id, category_id and bbox; "
+                "categories need id and name.",
             ) from error

@@ -21,19 +21,19 @@ SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
-"""The column for cells of a csv row beyond the header."""
+"""The column for extra cells of a csv row, which have no header."""
 MAX_BATCH: Final = 128 << 20
 """Maximum bytes of parquet values that are decoded at a time."""
 MAX_RATIO: Final = 100
-"""Maximum ratio of uncompressed to compressed size. Text has about 10; above 100, a file repeats a few values."""
+"""Maximum ratio of uncompressed to compressed size. For text it is about 10; above 100, only a few values repeat."""
 PAGE: Final = 100
 LOOK: Final = 50
-"""Rows whose values decide the type of a column."""
+"""Number of rows whose values determine the types of columns."""
 _CHOOSE: Final = f"Give a file ({', '.join(SUFFIXES)}), a folder of images, or the id of a Hub dataset."
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file or a folder. Raises a WardenError that names the faulty file or line."""
+    """Yield the rows of a file or a folder. Raises a WardenError that contains the invalid file or line."""
     if not path.exists():
         raise NotFound(f"{path} does not exist", _CHOOSE)
     try:
@@ -86,7 +86,7 @@ def pictures_of(path: Path) -> Iterator[Row]:
     for picture in found:
         parts = picture.relative_to(path).parts
         if len(parts) < 2:
-            raise BadRequest(f"{picture.name} is in no subfolder", "Create one subfolder of images for each class.")
+            raise BadRequest(f"{picture.name} is not in a subfolder", "Create one subfolder of images for each class.")
         yield {"image": "/".join(parts), "label": parts[-2]}
 
 
@@ -118,11 +118,11 @@ def _batch_size(path: Path, group: Any) -> int:
         decoded = max(column.total_uncompressed_size, 8 * column.num_values if nested else 0)
         if decoded > MAX_BATCH and decoded > MAX_RATIO * column.total_compressed_size:
             raise BadRequest(
-                f"{path.name}: column {line(column.path_in_schema, 60)} unpacks to {MAX_RATIO} times its size or more",
+                f"{path.name}: column {line(column.path_in_schema, 60)} expands to over {MAX_RATIO} times its size",
                 "Check the file; if its rows are correct, save them as jsonl.",
             )
         whole += decoded
-    # A row is in memory four times: decoded ahead, read, and twice while Python creates the values.
+    # Four copies of a row are in memory: decoded in advance, read, and two while Python creates the values.
     return max(1, min(1_000, MAX_BATCH // (4 * max(1, whole))))
 
 
@@ -137,7 +137,7 @@ async def hub_rows(hub: HubClient, dataset: str, config: str, split: str, most: 
             raise BadReply(f"rows of {dataset} could not be read: {reply.said}", "Download it and give the file.")
         for item in items:
             if not isinstance(item, dict) or not isinstance(item.get("row"), dict):
-                raise BadReply(f"rows of {dataset} have an unknown shape", "Download it and give the file.")
+                raise BadReply(f"rows of {dataset} have an unknown format", "Download it and give the file.")
             if item.get("truncated_cells"):
                 raise NotSupported(f"{dataset} has rows too long for the viewer", "Download it and give the file.")
             yield item["row"]

@@ -1,4 +1,4 @@
-"""Choose the GPU and the time limit of a filled template from the estimate of its run."""
+"""Choose the GPU and the time limit of a filled template from the estimate for its run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SPARE: Final = 1.3
 async def sized(
     ctx: Context, script: str, args: Sequence[str], platform: str, gpu: str | None
 ) -> tuple[str | None, int | None]:
-    """Return a GPU and a time limit in seconds, each None if unknown; a given GPU is kept.
+    """Return a GPU and a time limit in seconds, each None if unknown. A given GPU is not changed.
 
-    The GPU is the smallest one that certainly has enough memory for the run and that the platform rents now.
+    The GPU is the smallest one that certainly has enough memory for the run and is available on the platform.
     """
     try:
         found = await estimate(ctx, script, args, [gpu] if gpu else (), {})
@@ -33,7 +33,7 @@ async def sized(
 
 
 async def _rented(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
-    """Return the first card that a platform rents; the first in the list if the platform does not answer."""
+    """Return the first GPU that is available on a platform; the first in the list if the platform does not respond."""
     for card in cards:
         try:
             offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))

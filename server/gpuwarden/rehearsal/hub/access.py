@@ -1,4 +1,4 @@
-"""Find the caller and the repo of a request to the rehearsal Hub, and answer refusals."""
+"""Find the caller and the repo of a request to the rehearsal Hub, and return errors in the Hub's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HubError(Exception):
 
 
 class Moved(Exception):
-    """The repo was renamed; `url` is the address of the same request under the new name."""
+    """The repo was renamed; `url` is the address of the same request with the new name."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -31,7 +31,7 @@ class Moved(Exception):
 
 
 def problem(_request: Request, error: Exception) -> Response:
-    """Return the Hub's error answer."""
+    """Return this error as the Hub's response."""
     if isinstance(error, Moved):
         return RedirectResponse(error.url, 307)
     if isinstance(error, HTTPException):
@@ -42,13 +42,13 @@ def problem(_request: Request, error: Exception) -> Response:
 
 
 class Access:
-    """Resolves the caller and the repo of a request in one store."""
+    """Finds the caller and the repo of a request in one store."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
 
     def user(self, request: Request) -> User | None:
-        """Return the caller; None when anonymous. An unknown token is an error, not anonymous."""
+        """Return the caller; None for a request without a token. An unknown token is an error."""
         header = request.headers.get("authorization", "")
         if not header:
             return None
@@ -58,14 +58,14 @@ class Access:
         return user
 
     def known_user(self, request: Request) -> User:
-        """Return the caller, who must have a token."""
+        """Return the caller. A request without a token is an error."""
         user = self.user(request)
         if user is None:
             raise HubError(401, "Invalid username or password.")
         return user
 
     def repo(self, request: Request, *, content: bool = False, write: bool = False) -> StoredRepo:
-        """Return the repo in the path, if the caller may see it."""
+        """Return the repo in the request's path, if the caller may see it."""
         kind, repo_id = kind_of(request), request.path_params["repo"]
         user = self.user(request)
         repo = self.store.get(kind, repo_id)
@@ -96,7 +96,7 @@ class Access:
     # ------------------------------------------------------------------------------------------------ xet store
 
     def xet_answer(self, *, write: bool) -> Response:
-        """Return the response of every token route, as JSON and in headers."""
+        """Return the response of all token routes: the token as JSON and in headers."""
         answer = self.store.xet.token(self.store.clock.now(), "write" if write else "read")
         headers = {
             "X-Xet-Cas-Url": str(answer["casUrl"]),
@@ -108,7 +108,7 @@ class Access:
     def xet_file(
         self, request: Request, file: Path, xet: str, auth: str, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Return a file's bytes or, for a client that supports it, its address in the xet store."""
+        """Return a file's bytes or, for a client that supports xet, the file's address in the xet store."""
         where = f"{self.store.xet.url}/v1/reconstructions/{xet}"
         size = file.stat().st_size
         answered = {"ETag": f'"{xet}"', **(headers or {}), "X-Xet-Hash": xet, "X-Linked-Size": str(size)}
@@ -134,6 +134,6 @@ def sees(user: User | None, repo: StoredRepo) -> bool:
 
 
 def json_answer(value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON answer; types without a JSON form, such as dates, become text."""
+    """Return a JSON response. Values of types that JSON lacks, such as dates, become text."""
     body = json.dumps(value, default=str).encode()
     return Response(body, media_type="application/json", headers=dict(headers or {}))

@@ -1,7 +1,7 @@
 """The rehearsal Hub's routes for repos: the API of huggingface_hub and hf_xet, over real HTTP.
 
-The shapes follow the Hub's published OpenAPI document if it has the route, and otherwise the client's own classes
-(lists, repo info, delete).
+Requests and responses have the format in the Hub's published OpenAPI document. For routes that it lacks (lists, repo
+info, delete), they have the format that the client's own classes expect.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ register_url_convertor("repo", _RepoConvertor())
 
 
 class RepoRoutes(Access):
-    """The routes of repos over one store."""
+    """The routes of the repos in one store."""
 
     # -------------------------------------------------------------------------------------------------- account
 
     async def harnesses(self, _request: Request) -> Response:
-        """GET the list of known agents, which is empty."""
+        """GET the list of known agents, which is always empty."""
         return JSONResponse({"standardEnvVars": [], "harnesses": {}})
 
     async def validate_yaml(self, _request: Request) -> Response:
-        """POST the front matter of a card; all are accepted."""
+        """POST the front matter of a card to validate it. Every card is valid."""
         return JSONResponse({"errors": [], "warnings": []})
 
     async def whoami(self, request: Request) -> Response:
@@ -119,7 +119,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def settings(self, request: Request) -> Response:
-        """PUT settings: private and gated."""
+        """PUT the settings of a repo: private and gated."""
         repo, body = self.repo(request, write=True), await request.json()
         repo.gated = body.get("gated", repo.gated)
         repo.private = body.get("private", body.get("visibility", "private" if repo.private else "") == "private")
@@ -127,7 +127,7 @@ class RepoRoutes(Access):
         return JSONResponse({})
 
     async def info(self, request: Request) -> Response:
-        """GET repo info, of a revision or of main."""
+        """GET the info of a repo at a revision, by default main."""
         repo = self.repo(request)
         commit = self.commit(repo, request.path_params.get("rev", "main"))
         query = request.query_params
@@ -137,7 +137,7 @@ class RepoRoutes(Access):
         return json_answer(info)
 
     async def listing(self, request: Request) -> Response:
-        """GET the list of models or datasets: search, author, filter, sort, limit, cursor."""
+        """GET the list of models or datasets, with the parameters search, author, filter, sort, limit and cursor."""
         kind, query, user = kind_of(request), request.query_params, self.user(request)
         found = [r for r in self.store.repos(kind) if sees(user, r) and self._matches(r, query)]
         key: Callable[[StoredRepo], Any] | None = _SORTS.get(query.get("sort", "trendingScore"))
@@ -199,7 +199,7 @@ class RepoRoutes(Access):
         return json_answer(rows[start : start + limit], {"Link": f'<{url}>; rel="next"'} if more else None)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: those of the named files that exist."""
+        """POST paths-info: the info of the named files that exist."""
         commit = self.commit(self.repo(request), request.path_params["rev"])
         if "json" in request.headers.get("content-type", ""):
             paths = (await request.json())["paths"]
@@ -227,7 +227,7 @@ class RepoRoutes(Access):
         return json_answer(rows)
 
     async def make_ref(self, request: Request) -> Response:
-        """POST a branch or a tag."""
+        """POST a new branch or tag."""
         repo, body = self.repo(request, write=True), await request.json()
         start = body.get("startingPoint") or request.path_params["rev"] if "/tag/" in request.url.path else "main"
         oid = self.commit(repo, start).oid
@@ -239,7 +239,7 @@ class RepoRoutes(Access):
     # --------------------------------------------------------------------------------------------------- content
 
     async def resolve(self, request: Request) -> Response:
-        """GET or HEAD one file, with ranges."""
+        """GET or HEAD one file; ranges are supported."""
         repo = self.repo(request, content=True)
         commit = self.commit(repo, request.path_params["rev"])
         path = request.path_params["path"]
@@ -289,9 +289,9 @@ class RepoRoutes(Access):
 
 
 def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
-    """Return the application over a store; the routes in `more` come first.
+    """Return the application for a store. The routes in `more` come first.
 
-    A path that starts with a repo's name matches many paths, so those routes come last.
+    A route whose path starts with a repo's name matches many paths, so such routes come last.
     """
     rows = UploadRoutes(store).routes() + RepoRoutes(store).routes()
     rows.sort(key=lambda row: isinstance(row, Route) and row.path.startswith("/{repo"))

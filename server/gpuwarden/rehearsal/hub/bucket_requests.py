@@ -1,4 +1,4 @@
-"""The bodies of requests about buckets, with fields named as in the Hub's description and its client."""
+"""The bodies of requests about buckets. The fields have the names that the Hub's API description and its client use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _Hash = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Cdn(Described):
-    """A region to keep files near."""
+    """The region near which files are kept."""
 
     provider: Literal["gcp", "aws"]
     region: Literal["us", "eu"]
 
 
 class CreateBucket(Described):
-    """A new bucket. huggingface_hub sends `visibility`; the description of August 2026 names `private`."""
+    """A new bucket. huggingface_hub sends `visibility`; the API description of August 2026 contains `private`."""
 
     private: bool | None = None
     visibility: Literal["public", "private"] | None = None
@@ -48,7 +48,7 @@ class AddFile(Described):
 
 
 class CopyFile(Described):
-    """A file of another bucket or repo, named by its hash."""
+    """A file of another bucket or repo, identified by its hash."""
 
     type: Literal["copyFile"]
     path: str

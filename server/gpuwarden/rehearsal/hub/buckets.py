@@ -1,7 +1,7 @@
-"""The rehearsal Hub's buckets: folders on disk with the xet hash of each file, over the client's own protocol.
+"""The rehearsal Hub's buckets: folders on disk and the xet hash of each file, with the protocol of the real client.
 
-Jobs mount a bucket's folder, so a file written by a running job is listed at once and remains after the job. Uploads
-and downloads use the real hf_xet.
+Jobs mount a bucket's folder, so a file that a running job writes is listed immediately and remains after the job.
+Uploads and downloads use the real hf_xet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 @dataclass
 class Bucket:
-    """One bucket. `files` is the folder with its content."""
+    """One bucket. `files` is the folder that contains its files."""
 
     id: str
     internal_id: str
@@ -49,7 +49,7 @@ class Bucket:
         return self.id.partition("/")[0]
 
     def walk(self) -> Iterator[tuple[str, Path]]:
-        """Yield every file with its path in the bucket. Links are not files."""
+        """Yield every file and its path in the bucket. Links are omitted."""
         for folder, _, names in os.walk(self.files):
             for name in names:
                 path = Path(folder, name)
@@ -57,7 +57,7 @@ class Bucket:
                     yield path.relative_to(self.files).as_posix(), path
 
     def place(self, path: str) -> Path:
-        """Return the file of a path. Raises ValueError if the path leaves the bucket or passes through a link."""
+        """Return the file at a path. Raises ValueError if the path leaves the bucket or passes through a link."""
         pure = PurePosixPath(path)
         if not path or path.startswith("/") or ".." in pure.parts or "\\" in path or str(pure) != path:
             raise ValueError("invalid path")
@@ -83,7 +83,7 @@ class HubBuckets:
     def routes(self) -> list[BaseRoute]:
         """Return all routes."""
         one = "/api/buckets/{namespace}/{name}"
-        # The JavaScript client sends `expand`; the description does not name it.
+        # The JavaScript client sends `expand`, which the API description does not contain.
         tree = ("expand", "limit", "cursor", "recursive", "sort", "direction")
         return [
             route("/api/repos/move", self.move, methods=["POST"], fields="fromRepo toRepo type"),
@@ -108,7 +108,7 @@ class HubBuckets:
     # --------------------------------------------------------------------------------------------------- buckets
 
     def make(self, bucket_id: str, *, private: bool = True) -> Bucket:
-        """Return a new bucket. Raises FileExistsError."""
+        """Return a new bucket. Raises FileExistsError if the bucket exists."""
         if bucket_id in self.buckets:
             raise FileExistsError(bucket_id)
         folder = self._root / bucket_id
@@ -120,7 +120,7 @@ class HubBuckets:
         return bucket
 
     def seen(self, user: User | None, bucket_id: str) -> Bucket | None:
-        """Return a bucket that a user may read."""
+        """Return a bucket, if the user may read it."""
         bucket = self.buckets.get(bucket_id)
         if bucket is None or (bucket.private and (user is None or bucket.owner not in {user.name, *user.orgs})):
             return None
@@ -180,7 +180,7 @@ class HubBuckets:
         return PlainTextResponse("OK")
 
     async def move(self, request: Request) -> Response:
-        """POST a new name for a bucket; a repo has a separate route."""
+        """POST a new name for a bucket. Repos have a separate route."""
         body, user = await request.json(), self.access.known_user(request)
         if body.get("type") != "bucket":
             return await RepoRoutes(self.store).move(request)
@@ -216,7 +216,7 @@ class HubBuckets:
     # ----------------------------------------------------------------------------------------------------- files
 
     async def tree(self, request: Request) -> Response:
-        """GET the files of a folder or of all, and without `recursive` its subfolders."""
+        """GET the files of a folder or of the whole bucket; without `recursive`, also the subfolders."""
         bucket, query = self._bucket(request), request.query_params
         if query.get("sort", "path") not in {"path", "uploadedAt"} or query.get("direction", "asc") not in _DIRECTIONS:
             raise HubError(400, "Invalid sort or direction")
@@ -240,7 +240,7 @@ class HubBuckets:
         return JSONResponse(rows[start : start + limit], headers=headers)
 
     async def paths_info(self, request: Request) -> Response:
-        """POST paths-info: those of the named files that exist."""
+        """POST paths-info: the info of the named files that exist."""
         bucket, paths = self._bucket(request), (await request.json()).get("paths")
         rows = []
         for path in [paths] if isinstance(paths, str) else paths:
@@ -264,7 +264,7 @@ class HubBuckets:
         return self.access.xet_answer(write=write)
 
     async def batch(self, request: Request) -> Response:
-        """POST newline-delimited operations: additions and copies of content in the xet store, then deletions."""
+        """POST operations, one per line: first additions and copies of content in the xet store, then deletions."""
         bucket, user = self._bucket(request, write=True), self.access.known_user(request)
         operations = [_operation(line) for line in (await request.body()).splitlines() if line.strip()]
         deleting = [isinstance(o, DeleteFile) for o in operations]
@@ -300,7 +300,7 @@ class HubBuckets:
         part.replace(target)
 
     async def _readable(self, user: User, operation: CopyFile) -> None:
-        """Raise ValueError unless the user may read the source of a copy and it has the file."""
+        """Raise ValueError unless the user may read the source of a copy and the source has the file."""
         if operation.sourceRepoType == "bucket":
             bucket = self.seen(user, operation.sourceRepoId)
             there = {await self.hash_of(path) for _, path in bucket.walk()} if bucket else set()
@@ -319,7 +319,9 @@ class HubBuckets:
         return row | times | ({"contentType": kind} if kind else {})
 
     async def hash_of(self, file: Path) -> str:
-        """Return a file's xet hash. Adds its content to the xet store, even if a job wrote it."""
+        """Return a file's xet hash. A file that is not in the xet store, such as one that a job wrote, is added to
+        it.
+        """
         stat = _stat(file)
         key = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         if key not in self._hashes:
@@ -331,7 +333,7 @@ _DIRECTIONS = frozenset({"asc", "desc"})
 
 
 def _stat(file: Path) -> os.stat_result:
-    """Return a file's status. The disk is local, so the call does not delay the server."""
+    """Return a file's `stat` result. The disk is local, so the call does not delay the server."""
     return file.stat()
 
 

@@ -1,4 +1,4 @@
-"""The bodies of requests about jobs, and the available flavors."""
+"""The bodies of requests about jobs, and the available hardware flavors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gpuwarden.rehearsal.hub.strict import Described
 
-# name: (display name, dollars per hour, GPUs, gigabytes of GPU memory each); the Hub's list of August 2026.
+# name: (display name, dollars per hour, GPUs, gigabytes of memory per GPU), from the Hub's list of August 2026.
 FLAVORS: Final[dict[str, tuple[str, float, int, int]]] = {
     "cpu-basic": ("CPU basic", 0.01, 0, 0),
     "cpu-upgrade": ("CPU upgrade", 0.03, 0, 0),
@@ -33,7 +33,7 @@ Label = Annotated[str, Field(max_length=100, pattern=_LABEL)]
 
 
 class Volume(Described):
-    """A repo or bucket to mount. Only a bucket can be written to."""
+    """A repo or bucket to mount. Only a bucket can be mounted for writing."""
 
     type: Literal["bucket", "model", "dataset", "space"]
     source: str = Field(pattern=r"^[^/]+/[^/]+$")
@@ -62,13 +62,15 @@ class Expose(Described):
 
 
 class Ssh(Described):
-    """Whether the container is reachable over SSH."""
+    """Whether SSH access to the container is requested."""
 
     enabled: bool = False
 
 
 class Network(Described):
-    """A group of jobs that can reach each other: in the client of 2.4, not in the description of August 2026."""
+    """A group of jobs that can connect to each other. The client of version 2.4 sends it, but the API description of
+    August 2026 does not contain it.
+    """
 
     group: str
     aliases: list[str] = []

@@ -1,8 +1,9 @@
-"""The rehearsal Hub's runs of jobs: each is a real process in a sandbox, and its files are deleted when it ends.
+"""Run the rehearsal Hub's jobs. Each job is a real process in a sandbox, and its files are deleted when it ends.
 
-A job's log is a file of JSON lines. The time limit is enforced, a cancel is a signal, and secrets are passed to the
-process but shown as names only. Volumes are mounted if the sandbox supports it: a bucket's own folder, a copy of a
-repo. `uv run` is simulated by a small program that runs the script with this Python and installs nothing.
+A job's log is a file of JSON lines. The time limit is enforced, a job is canceled by a signal, and secrets are passed
+to the process, but only their names are shown. Volumes are mounted if the sandbox supports it: for a bucket its own
+folder, for a repo a copy. `uv run` is simulated by a small program that runs the script with this Python and installs
+nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ os.execv(sys.executable, [sys.executable, *program])
 
 @dataclass
 class RunningJob:
-    """One job. `request` is its body as received; `initiator` the object that created it."""
+    """One job. `request` is the request body as received; `initiator` is the object that created the job."""
 
     id: str
     owner: str
@@ -69,7 +70,7 @@ class RunningJob:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def finish(self, stage: str, message: str | None, now: float) -> bool:
-        """Set the final stage, unless one is set. Return whether it was set."""
+        """Set the final stage, unless one is already set. Return whether this call set it."""
         with self.lock:
             if self.stage in FINAL:
                 return False
@@ -77,7 +78,7 @@ class RunningJob:
             return True
 
     def kill(self) -> None:
-        """End the process and all its descendants."""
+        """Kill the process and all its descendants."""
         process = self.process
         if process is not None and process.poll() is None:
             try:
@@ -87,9 +88,9 @@ class RunningJob:
 
 
 class JobRuns:
-    """All jobs of one Hub. `start_after_s` is how long a job waits in the queue.
+    """All jobs of one Hub. `start_after_s` is the time that a job waits in the queue.
 
-    `unsandboxed`: the user allows jobs to run without a sandbox if none works.
+    `unsandboxed`: the user allows jobs to run without a sandbox if no sandbox works.
     """
 
     def __init__(self, store: HubStore, buckets: HubBuckets, *, unsandboxed: bool = False) -> None:
@@ -103,7 +104,7 @@ class JobRuns:
         self._bin = store.root / "bin"
 
     def start(self, owner: str, user: User, request: dict[str, Any], initiator: dict[str, Any]) -> RunningJob:
-        """Return a new job, which runs in a thread."""
+        """Start a new job in a thread and return it."""
         job_id = secrets.token_hex(12)
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{job_id}.jsonl"
@@ -124,7 +125,7 @@ class JobRuns:
     # ----------------------------------------------------------------------------------------------------- runs
 
     def _run(self, job: RunningJob) -> None:
-        """Run a job to its end, including retries. The folder of each attempt is deleted with every file."""
+        """Run a job to its end, including retries. The folder of each attempt is deleted after the attempt."""
         if self.start_after_s:
             threading.Event().wait(self.start_after_s)
         body = JobBody.model_validate(job.request)
@@ -157,7 +158,7 @@ class JobRuns:
         timer.cancel()
 
     def _follow(self, job: RunningJob, process: subprocess.Popen[str]) -> int:
-        """Copy the output into the log until the process ends, and return its exit code."""
+        """Copy the output to the log until the process ends, and return the exit code."""
         assert process.stdout is not None
         with process.stdout as output, job.log.open("a", encoding="utf-8") as log:
             for line in output:
@@ -202,7 +203,7 @@ class JobRuns:
         return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
 
     def _mount(self, job: RunningJob, volume: Volume, folder: Path) -> tuple[str, str, bool]:
-        """Return a volume's folder here, its path in the job, and whether it can be written to."""
+        """Return a volume's folder on this machine, its path in the job, and whether the job can write to it."""
         inner = (volume.path or "").strip("/")
         if volume.type == "bucket":
             bucket = self.buckets.seen(job.user, volume.source)

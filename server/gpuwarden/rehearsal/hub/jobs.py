@@ -56,7 +56,7 @@ class HubJobs:
     # --------------------------------------------------------------------------------------------------- answers
 
     async def hardware(self, _request: Request) -> Response:
-        """GET the flavors with their prices."""
+        """GET the hardware flavors and their prices."""
         rows: list[dict[str, Any]] = []
         for name, (pretty, hourly, gpus, vram) in FLAVORS.items():
             card = {"type": "gpu", "model": pretty.removeprefix("Nvidia "), "quantity": str(gpus), "vram": f"{vram} GB"}
@@ -77,7 +77,7 @@ class HubJobs:
         return JSONResponse(rows)
 
     async def submit(self, request: Request) -> Response:
-        """POST a job; it is started in a thread."""
+        """POST a new job, which is started in a thread."""
         user = self.caller(request, write=True)
         raw = await request.json()
         self.check(read(JobBody, raw), user)
@@ -97,7 +97,7 @@ class HubJobs:
                 raise HubError(404, f"Volume source not found: {volume.type} {volume.source}")
 
     async def listing(self, request: Request) -> Response:
-        """GET the jobs of a namespace, by stage and by label, newest first."""
+        """GET the jobs of a namespace, newest first, optionally filtered by stage and label."""
         self.caller(request)
         query = request.query_params
         found = self._in_stages(request)
@@ -136,7 +136,7 @@ class HubJobs:
         return JSONResponse(shown(job))
 
     async def duplicate(self, request: Request) -> Response:
-        """POST: run the same job again."""
+        """POST to run the same job again."""
         job = self._job(request, write=True)
         body, made = {**job.request}, {"type": "duplicated-job", "id": job.id}
         return JSONResponse(shown(self.runs.start(job.owner, self.caller(request), body, made)))
@@ -161,7 +161,7 @@ class HubJobs:
         return StreamingResponse(_log_events(job, int(tail) if tail else None), media_type="text/event-stream")
 
     async def metrics(self, request: Request) -> Response:
-        """GET a metrics event each second of a running job; 406 after it has ended."""
+        """GET one metrics event per second from a running job; 406 after it has ended."""
         job = self._job(request)
         if job.stage != "RUNNING":
             raise HubError(406, "The job is not running")
@@ -170,7 +170,7 @@ class HubJobs:
     # --------------------------------------------------------------------------------------------------- callers
 
     def caller(self, request: Request, *, write: bool = False) -> User:
-        """Return the user of a request, who must belong to its namespace."""
+        """Return the user of a request. The user must belong to the request's namespace."""
         user, owner = self.access.known_user(request), request.path_params["namespace"]
         if owner not in {user.name, *user.orgs}:
             raise HubError(404, "Not found")
@@ -195,7 +195,7 @@ def read(model: type[_Body], value: Any) -> _Body:
 
 
 def spec_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the public part of a job's body, with secrets as names only."""
+    """Return the public part of a job's request body, with only the names of its secrets."""
     kept = ("dockerImage", "spaceId", "command", "arguments", "labels", "arch", "volumes", "expose", "network")
     spec: dict[str, Any] = {k: body[k] for k in kept if body.get(k) is not None}
     spec |= {"environment": body.get("environment", {}), "flavor": body["flavor"]}
@@ -204,7 +204,7 @@ def spec_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(job: RunningJob) -> dict[str, Any]:
-    """Return the API's description of a job."""
+    """Return a job in the format of the API."""
     body = job.request
     status: dict[str, Any] = {"stage": job.stage, "message": job.message}
     status |= {"failureCount": job.failures} if job.failures else {}
@@ -245,7 +245,9 @@ async def _log_events(job: RunningJob, tail: int | None) -> AsyncIterator[str]:
 
 
 async def _metric_events(job: RunningJob) -> AsyncIterator[str]:
-    """Yield the resource use of the job's processes, once a second. GPUs are reported as idle: there are none here."""
+    """Yield the resource usage of the job's processes once a second. GPUs are reported as idle, because no GPU is
+    used.
+    """
     import psutil
 
     _, _, gpus, vram = FLAVORS[job.request["flavor"]]
@@ -261,7 +263,7 @@ async def _metric_events(job: RunningJob) -> AsyncIterator[str]:
         event: dict[str, Any] = {"cpu_usage_pct": 0, "cpu_millicores": 3500, "memory_used_bytes": used}
         event |= {"memory_total_bytes": 15 << 30, "rx_bps": 0, "tx_bps": 0, "gpus": cards, "replica": replica}
         yield f"event: metric\ndata: {json.dumps(event)}\n\n"
-        for _ in range(20):  # the stream ends soon after the job
+        for _ in range(20):  # so that the stream ends soon after the job
             if job.stage != "RUNNING":
                 return
             await anyio.sleep(0.05)

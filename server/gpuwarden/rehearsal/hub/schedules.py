@@ -1,4 +1,4 @@
-"""The rehearsal Hub's scheduled jobs: a due schedule starts its job at the Hub's next request."""
+"""The rehearsal Hub's scheduled jobs. A job that is due is started when the Hub receives its next request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_DAYS: Final = 366 * 8 + 1  # the 29th of February can be eight years away
+_DAYS: Final = 366 * 8 + 1  # the next 29th of February can be eight years away
 
 
 @dataclass
@@ -94,7 +94,7 @@ class HubSchedules:
         return JSONResponse(_shown(made))
 
     async def listing(self, request: Request) -> Response:
-        """GET those of a namespace."""
+        """GET the scheduled jobs of a namespace."""
         self.jobs.caller(request)
         self.tick()
         found = [s for s in self.schedules.values() if s.owner == request.path_params["namespace"]]
@@ -109,23 +109,23 @@ class HubSchedules:
         return JSONResponse(_shown(self._one(request)))
 
     async def delete(self, request: Request) -> Response:
-        """DELETE one; its running job continues."""
+        """DELETE a scheduled job. A job that it has started continues."""
         del self.schedules[self._one(request, write=True).id]
         return PlainTextResponse("OK")
 
     async def suspend(self, request: Request) -> Response:
-        """POST: start no more jobs."""
+        """POST to suspend the schedule, so that it starts no more jobs."""
         self._one(request, write=True).suspend = True
         return PlainTextResponse("OK")
 
     async def resume(self, request: Request) -> Response:
-        """POST: start jobs again, from the next scheduled time."""
+        """POST to resume the schedule from the next scheduled time."""
         one = self._one(request, write=True)
         one.suspend, one.next_at = False, next_time(one.schedule, self._now())
         return PlainTextResponse("OK")
 
     async def run(self, request: Request) -> Response:
-        """POST: start one job now."""
+        """POST to start one job now."""
         one = self._one(request, write=True)
         job = self._start(one)
         if job is None:
@@ -152,7 +152,9 @@ class HubSchedules:
     # ----------------------------------------------------------------------------------------------------- times
 
     def tick(self) -> None:
-        """Start due jobs. A time that passed while another job of the schedule ran is skipped."""
+        """Start the jobs that are due. A scheduled time is skipped if an earlier job of the schedule is still
+        running.
+        """
         now = self._now()
         for one in self.schedules.values():
             if not one.suspend and one.next_at <= now:
@@ -186,7 +188,7 @@ def _shown(one: Schedule) -> dict[str, Any]:
 
 
 def next_time(schedule: str, now: float) -> float:
-    """Return the next time of a schedule, in seconds since the epoch (UTC)."""
+    """Return the next scheduled time, in seconds since the epoch. Schedules are in UTC."""
     fields = _NAMED.get(schedule, schedule).split()
     if len(fields) != 5:
         raise HubError(400, "only schedules of five fields are simulated")
@@ -201,7 +203,7 @@ def next_time(schedule: str, now: float) -> float:
     day = after.replace(hour=0, minute=0)
     for _ in range(_DAYS):
         by_date, by_week = day.day in days, day.isoweekday() % 7 in {w % 7 for w in weekdays}
-        # As in cron: if both are given, either is enough.
+        # As in cron, if both days are given, a date needs to match only one of them.
         fits = (by_date or by_week) if "*" not in (fields[2], fields[4]) else (by_date and by_week)
         if fits and day.month in months:
             for hour in sorted(hours):

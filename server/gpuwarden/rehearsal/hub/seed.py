@@ -1,4 +1,4 @@
-"""Define the initial repos of a rehearsal Hub: real ids and shapes, with a few made-up rows each.
+"""Define the initial repos of a rehearsal Hub. They have real ids and columns, with a few invented rows each.
 
 Parameter counts and column names are those of the real repos; the rows, likes and downloads are invented.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuwarden.rehearsal.hub.store import HubStore
 
-TOKEN = "hf_rehearsalrehearsalrehearsal0000"  # noqa: S105  (opens nothing but the rehearsal Hub)
+TOKEN = "hf_rehearsalrehearsalrehearsal0000"  # noqa: S105  (valid only for the rehearsal Hub)
 USER = "rehearsal"
 
 _CHAT = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5"}]
@@ -47,7 +47,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""The config.json of a model with more parameters in its files than in its size: a tied output layer."""
+"""The config.json of a model whose files contain more parameters than its size, because its output layer is tied."""
 DATASETS: dict[str, list[dict[str, Any]]] = {
     "trl-lib/Capybara": [{"source": "Airoboros", "messages": _CHAT, "num_turns": 1}] * 20,
     "trl-lib/ultrafeedback_binarized": [_PAIR] * 20,
@@ -81,7 +81,9 @@ RENAMED["dataset"] = {"imdb": "stanfordnlp/imdb", "wikitext": "Salesforce/wikite
 
 
 def seed(store: HubStore, token: str = TOKEN) -> None:
-    """Fill a store; existing repos stay unchanged. Any caller with `token` can run programs through its jobs."""
+    """Fill a store; existing repos are not changed. Any caller with `token` can run programs on this machine as
+    jobs.
+    """
     store.add_user(token, USER, orgs=("rehearsal-org",))
     for rank, (repo_id, (params, arch, chat)) in enumerate(MODELS.items()):
         if store.get("model", repo_id) is None:
@@ -104,10 +106,11 @@ def seed(store: HubStore, token: str = TOKEN) -> None:
 
 
 def furnish(store: HubStore, repos: list[dict[str, Any]], token: str, user: str = USER) -> None:
-    """Fill a store with described repos: `{"repo", "kind", "columns", "writable", "gated", "access", "readme"}`.
+    """Fill a store with repos that are described by `{"repo", "kind", "columns", "writable", "gated", "access",
+    "readme"}`.
 
-    A dataset has a hundred rows of text in its columns, and of conversations in the column `messages`. A gated repo
-    grants `user` access if `access` is set; a writable one belongs to one of their organisations.
+    A dataset has a hundred rows, with conversations in the column `messages` and text in all others. A gated repo
+    grants `user` access if `access` is set; a writable repo belongs to one of this user's organisations.
     """
     orgs = {r["repo"].partition("/")[0] for r in repos if r.get("writable")}
     store.add_user(token, user, orgs=sorted(orgs))
@@ -136,6 +139,6 @@ def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool,
         "config.json": json.dumps({"architectures": [arch], "model_type": "x"} | _SHAPES.get(repo_id, {})),
         "tokenizer_config.json": json.dumps(tokenizer),
     }
-    # Weights would be gigabytes, and clients only request the Hub's summary of their headers.
+    # Weights would need gigabytes, and clients request only the Hub's summary of their headers.
     extra = {"safetensors": {"parameters": {"BF16": params}, "total": params}}
     store.put("model", repo_id, files, likes=likes, downloads=1_000 * likes, extra=extra)

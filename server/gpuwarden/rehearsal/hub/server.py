@@ -1,4 +1,4 @@
-"""The rehearsal Hub as a server on loopback: `HubServer` for tests and demos, `serve` for a terminal.
+"""Run the rehearsal Hub as a server on loopback: `HubServer` for tests and demos, `serve` for a terminal.
 
 `Conditions` simulates latency, a rate limit and faults.
 """
@@ -34,7 +34,9 @@ VIEWER = "/datasets-server"
 
 @dataclass
 class Fault:
-    """A fault for requests whose `METHOD path` matches. `drop`: the request is processed, but no reply is sent."""
+    """A fault for requests whose `METHOD path` matches `match`. `drop`: the request is processed, but no reply is
+    sent.
+    """
 
     match: str
     status: int = 500
@@ -48,7 +50,9 @@ class Fault:
 
 @dataclass
 class Conditions:
-    """The Hub's network conditions. `quota` requests per `window_s` seconds are answered, the rest get a 429."""
+    """The Hub's network conditions. In each window of `window_s` seconds, `quota` requests are answered and all others
+    get a 429.
+    """
 
     latency_s: float = 0.0
     quota: int | None = None
@@ -65,7 +69,7 @@ class Conditions:
         self.requests.clear()
 
     def fault_for(self, line: str) -> Fault | None:
-        """Return the first matching fault with uses left."""
+        """Return the first matching fault that has not been used up."""
         for fault in self.faults:
             if fault.times > 0 and re.search(fault.match, line):
                 fault.times -= 1
@@ -96,7 +100,7 @@ class Weather:
         self.conditions = conditions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Answer one request, or pass it to the application."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -108,7 +112,7 @@ class Weather:
             await _answer(send, 429, b'{"error": "Too Many Requests"}', "application/json", limit)
         elif fault and fault.drop:
             await self.app(scope, receive, _nowhere)
-            # A reply that announces a byte and never sends it, so the server closes the connection.
+            # This reply announces one byte and never sends it, so the server closes the connection.
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         elif fault:
             await _answer(send, fault.status, fault.body, fault.content_type, fault.headers)
@@ -149,7 +153,7 @@ class HubServer:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the environment that directs clients to this Hub instead of the real one."""
+        """Return the environment variables that make clients use this Hub instead of the real one."""
         return {"HF_ENDPOINT": self.url, "GPUWARDEN_DATASET_VIEWER": self.viewer_url}
 
     def __enter__(self) -> Self:
@@ -190,6 +194,6 @@ def serve(root: Path, port: int, say: Callable[[str], None] = print, *, unsandbo
         for name, value in {**hub.env, "HF_TOKEN": token}.items():
             say(f"export {name}={value}")
         ended = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # by default there would be no cleanup
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())  # the default exits without cleanup
         with suppress(KeyboardInterrupt):
             ended.wait()

@@ -1,7 +1,8 @@
-"""The repos of the rehearsal Hub, on disk: content by digest, commits as file lists, renamed repos.
+"""The repos of the rehearsal Hub on disk: contents by digest, commits as lists of files, and renamed repos.
 
-`<root>/blobs/<sha256>` is content, `<root>/repos/<type>/<owner>/<name>.json` one repo, `<root>/moved.json` the old
-names. A repo's description (tags, license, parameters, columns) is read from its own files, as the Hub does.
+`<root>/blobs/<sha256>` contains the content of one file, `<root>/repos/<type>/<owner>/<name>.json` one repo, and
+`<root>/moved.json` the old names of repos. A repo's description (tags, license, parameters, columns) is read from its
+own files, as the Hub does.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class FileRef:
         return "\n".join(lines).encode()
 
     def oid(self) -> str:
-        """Return the git blob id: of the content, or of an LFS file's pointer."""
+        """Return the git blob id of the content or, for an LFS file, of its pointer."""
         return git_blob(self.pointer) if self.lfs else self.git
 
 
@@ -80,25 +81,25 @@ class StoredRepo:
 
     @property
     def owner(self) -> str:
-        """Return the namespace, empty for an old one-part id."""
+        """Return the namespace; empty for an old id without one."""
         return self.id.rpartition("/")[0]
 
     def commit_of(self, rev: str) -> Commit | None:
-        """Return the commit of a branch, tag or full id; HEAD is main."""
+        """Return the commit that a branch, a tag or a full commit id refers to. HEAD is main."""
         oid = self.branches.get("main" if rev == "HEAD" else rev) or self.tags.get(rev) or rev
         return next((c for c in self.commits if c.oid == oid), None)
 
 
 @dataclass(frozen=True)
 class User:
-    """The user of a token."""
+    """The user that a token belongs to."""
 
     name: str
     role: str = "write"
     orgs: tuple[str, ...] = ()
 
     def may_write(self, owner: str) -> bool:
-        """Return whether this user may write into a namespace."""
+        """Return whether this user may write to a namespace."""
         return self.role == "write" and (owner == self.name or owner in self.orgs)
 
 
@@ -127,16 +128,16 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- repos
 
     def add_user(self, token: str, name: str, role: str = "write", orgs: Iterable[str] = ()) -> User:
-        """Return a new user with a token. Tokens start with `hf_`, because clients check that."""
+        """Add a user with a token and return the user. Tokens start with `hf_`, because clients check this prefix."""
         self.users[token] = user = User(name, role, tuple(orgs))
         return user
 
     def get(self, kind: str, repo_id: str) -> StoredRepo | None:
-        """Return a repo by its present id."""
+        """Return the repo with this current id."""
         return self._repos.get((kind, repo_id))
 
     def moved_to(self, kind: str, repo_id: str) -> str | None:
-        """Return the present id of a renamed repo, following all renames."""
+        """Return the current id of a renamed repo, after all of its renames."""
         seen = set()
         while (found := self.moved.get(f"{kind}:{repo_id}")) and repo_id not in seen:
             seen.add(repo_id)
@@ -155,7 +156,7 @@ class HubStore:
         return [r for (k, _), r in self._repos.items() if k == kind]
 
     def create(self, kind: str, repo_id: str, **fields: Any) -> StoredRepo:
-        """Return a new repo with one empty commit."""
+        """Create a repo with one empty commit and return it."""
         with self._lock:
             if (kind, repo_id) in self._repos:
                 raise FileExistsError(repo_id)
@@ -165,13 +166,13 @@ class HubStore:
             return repo
 
     def delete(self, repo: StoredRepo) -> None:
-        """Remove a repo; its blobs stay."""
+        """Remove a repo. Its blobs are kept."""
         with self._lock:
             self._repos.pop((repo.type, repo.id), None)
             self._file(repo).unlink(missing_ok=True)
 
     def move(self, repo: StoredRepo, new_id: str) -> None:
-        """Rename a repo; the old id then redirects."""
+        """Rename a repo. Requests for the old id are then redirected."""
         with self._lock:
             self.delete(repo)
             self.alias(repo.type, repo.id, new_id)
@@ -180,7 +181,7 @@ class HubStore:
             self.save(repo)
 
     def put(self, kind: str, repo_id: str, files: Mapping[str, bytes | str], **fields: Any) -> StoredRepo:
-        """Create a repo if it is missing, and commit files to it. For seeding."""
+        """Create a repo if it does not exist, and commit files to it. Used for seeding."""
         repo = self.get(kind, repo_id) or self.create(kind, repo_id, **fields)
         refs = {p: self.add_blob(c.encode() if isinstance(c, str) else c, p) for p, c in files.items()}
         self.commit(repo, refs, "add files")
@@ -213,7 +214,7 @@ class HubStore:
     # ---------------------------------------------------------------------------------------------------- blobs
 
     def add_blob(self, content: bytes, path: str = "") -> FileRef:
-        """Store content. Its path and size decide whether it counts as LFS."""
+        """Store content. The file's path and size decide whether it is an LFS file."""
         sha = hashlib.sha256(content).hexdigest()
         target = self.blobs / sha
         if not target.exists():
@@ -223,11 +224,11 @@ class HubStore:
         return FileRef(sha, len(content), wants_lfs(path, len(content)), git=git_blob(content))
 
     def blob(self, ref: FileRef) -> Path:
-        """Return the path of content."""
+        """Return the path of the blob with this digest."""
         return self.blobs / ref.sha256
 
     def text(self, repo: StoredRepo, path: str, rev: str = "main") -> str:
-        """Return a text file of a repo, or an empty string if it is missing."""
+        """Return the text of a file in a repo, or an empty string if the file is missing."""
         commit = repo.commit_of(rev)
         ref = commit.files.get(path) if commit else None
         return self.blob(ref).read_text("utf-8", "replace") if ref and ref.size < (4 << 20) else ""
@@ -269,7 +270,7 @@ class HubStore:
         return info | repo.extra
 
     def tags_of(self, repo: StoredRepo, commit: Commit, card: Mapping[str, Any]) -> list[str]:
-        """Return tags in the Hub's format, from the card and the files."""
+        """Return the tags that the Hub would derive from the card and the files."""
         tags = [str(t) for t in _list(card.get("tags"))]
         for key in ("task_categories", "size_categories", "language", "license"):
             tags += [f"{key}:{v}" for v in _list(card.get(key))]
@@ -296,7 +297,7 @@ class HubStore:
 
 
 def git_blob(content: bytes) -> str:
-    """Return the id that git gives to a file's content."""
+    """Return git's id of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
 
 
@@ -322,7 +323,7 @@ def safetensors_params(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def front_matter(readme: str) -> dict[str, Any]:
-    """Return the YAML card on top of a README."""
+    """Return the YAML front matter (the card) of a README."""
     found = re.match(r"\A---\n(.*?)\n---", readme, re.DOTALL)
     try:
         card = yaml.safe_load(found[1]) if found else None

@@ -1,6 +1,6 @@
 """Routes that refuse query parameters and JSON body fields that are not in the Hub's API description.
 
-An emulator that ignores an unknown filter would hide a client's mistake.
+An emulator that ignored unknown parameters would hide a client's mistake.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Body = TypeVar("Body", bound="Described")
 
 
 class Described(BaseModel):
-    """Base of request bodies: a field that the description does not name is refused."""
+    """The base class of request bodies: a field that the API description does not contain is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class NotDescribed(ValueError):
-    """A request that the description does not allow."""
+    """A request that the API description does not allow."""
 
 
 def route(
     path: str, endpoint: Endpoint, *, methods: list[str] | None = None, query: Iterable[str] = (), fields: str = ""
 ) -> Route:
-    """Return a route that answers 400 to an unlisted query parameter or JSON body field."""
+    """Return a route that returns 400 for an unlisted query parameter or JSON body field."""
     allowed, known = frozenset(query), frozenset(fields.split())
 
     async def checked(request: Request) -> Response:
@@ -48,7 +48,7 @@ def route(
 
 
 def parsed(model: type[Body], value: Any) -> Body:
-    """Return a body that fits its description. Raises NotDescribed with the first mismatch."""
+    """Validate a body against its description and return it. Raises NotDescribed for the first mismatch."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

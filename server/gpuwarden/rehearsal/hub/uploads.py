@@ -17,7 +17,7 @@ from gpuwarden.rehearsal.hub.strict import route
 
 
 class UploadRoutes(Access):
-    """The routes of uploads over one store."""
+    """The routes for uploads to one store."""
 
     async def preupload(self, request: Request) -> Response:
         """POST preupload: whether each file is uploaded through LFS."""
@@ -68,7 +68,9 @@ class UploadRoutes(Access):
         return ref
 
     async def lfs_batch(self, request: Request) -> Response:
-        """POST the LFS batch call: an upload address for each object or, if the client supports it, the xet store."""
+        """POST the LFS batch request. Returns an upload address for each object or, if the client supports it, the xet
+        store.
+        """
         repo, body = self.repo(request, write=True), await request.json()
         xet = "xet" in body.get("transfers", ())
         refresh = f"{request.base_url}api/{repo.type}s/{repo.id}/xet-write-token/main"
@@ -96,7 +98,7 @@ class UploadRoutes(Access):
         return PlainTextResponse("")
 
     async def lfs_verify(self, request: Request) -> Response:
-        """POST: check whether an LFS object has arrived."""
+        """POST to check whether an LFS object was uploaded."""
         if not (self.store.blobs / request.path_params["oid"]).exists():
             raise HubError(404, "object not found")
         return JSONResponse({})
@@ -108,7 +110,7 @@ class UploadRoutes(Access):
         return self.xet_answer(write=write)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of uploads."""
+        """Return the routes for uploads."""
         rows: list[BaseRoute] = [
             Route("/_lfs/{oid}", self.lfs_put, methods=["PUT"]),
             Route("/_lfs/{oid}/verify", self.lfs_verify, methods=["POST"]),

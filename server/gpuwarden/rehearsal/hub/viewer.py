@@ -1,7 +1,7 @@
-"""The rehearsal Hub's dataset viewer: splits, rows and columns of the real files in its dataset repos.
+"""The rehearsal Hub's dataset viewer: the splits, rows and columns of the files in its dataset repos.
 
 A file `data/<split>.jsonl`, `<split>-00000-of-00001.parquet` or `<config>/<split>.csv` belongs to the split and the
-config in its path, as the `datasets` library would guess. Parquet needs pyarrow.
+config in its path, as in the `datasets` library. Parquet needs pyarrow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ViewerError(HubError):
 
 
 class HubViewer:
-    """The routes of the viewer over one store."""
+    """The viewer's routes for one store."""
 
     def __init__(self, store: HubStore) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class HubViewer:
         self._tables: dict[str, Table] = {}
 
     def routes(self, base: str) -> list[BaseRoute]:
-        """Return all routes, under `base`."""
+        """Return all routes. Their paths start with `base`."""
         names = ("splits", "info", "size", "rows", "first-rows", "is-valid")
         return [Route(f"{base}/{n}", getattr(self, n.replace("-", "_"))) for n in names]
 
@@ -57,7 +57,7 @@ class HubViewer:
         return JSONResponse({"splits": rows, "pending": [], "failed": self._failed(repo, keys)})
 
     async def info(self, request: Request) -> Response:
-        """GET /info, of one config or of all."""
+        """GET /info of one config or of all configs."""
         repo = self._dataset(request)
         only = request.query_params.get("config")
         infos: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def _feature(value: Any) -> Any:
         case list():
             return {"feature": _feature(value[0]), "_type": "List"} if value else {"dtype": "null", "_type": "Value"}
         case {"src": str()}:
-            return {"_type": "Image"}  # the viewer shows an image by its address
+            return {"_type": "Image"}  # the viewer represents an image by its address
         case dict():
             return {k: _feature(v) for k, v in value.items()}
         case None:

@@ -1,8 +1,9 @@
-"""The store for hf_xet: xorbs and shards, over the protocol in the published description of the CAS service.
+"""The store for hf_xet: xorbs and shards, with the protocol that the published description of the CAS service defines.
 
-Clients chunk, compress and hash bytes. This store keeps their xorbs, reads the files from their shards, and returns the
-byte ranges of the xorbs that make up a file. The Hub itself is a client too: it reads and writes content through the
-real hf_xet, in a thread, because it has to answer that client's requests meanwhile.
+Clients split files into chunks, compress and hash them, and upload them in xorbs. This store keeps the xorbs, reads the
+list of files from the uploaded shards, and returns the byte ranges of the xorbs that make up a file. The Hub itself is
+a client too: it reads and writes content through the real hf_xet, in a thread, because it must answer that client's
+requests at the same time.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 EMPTY: Final = "0" * 64
-"""The hash of an empty file, which is in no store."""
+"""The hash of an empty file, which is never stored."""
 _TOKENS: Final = {"read": "xet-rehearsal-read", "write": "xet-rehearsal-write"}
-_HEADER_AT = 48  # the shard header; file entries follow in 48-byte records
+_HEADER_AT = 48  # the shard header; records of 48 bytes follow it
 _RECORD = 48
 _VERIFIED, _WITH_SHA = 0x80000000, 0x40000000
 _VERSION: Final = "X-Xet-Reconstruction-Version"
@@ -33,7 +34,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of a xorb's chunks."""
+    """A range of consecutive chunks in a xorb."""
 
     xorb: str
     size: int
@@ -53,7 +54,7 @@ class ShardFile:
 class XetStore:
     """The xorbs and shards of one Hub. `hub` is the Hub's address.
 
-    Clients remember the chunks of a store by its address, so each store has a unique one.
+    Clients cache the chunks of a store under its address, so each store has a unique address.
     """
 
     def __init__(self, folder: Path, blobs: Path) -> None:
@@ -94,7 +95,7 @@ class XetStore:
         return ""
 
     def save(self, xet: str, target: Path) -> None:
-        """Write the content of a xet hash to a file. Raises KeyError if it was not uploaded."""
+        """Write the content with a xet hash to a file. Raises KeyError if it was not uploaded."""
         import hf_xet
 
         if xet == EMPTY:
@@ -106,7 +107,7 @@ class XetStore:
             group.start_download_file(hf_xet.XetFileInfo(xet, None), str(target))
 
     def add(self, file: Path) -> str:
-        """Upload a file of this machine and return its xet hash."""
+        """Upload a local file and return its xet hash."""
         import hf_xet
 
         with hf_xet.XetSession().new_upload_commit(*self._login("write")) as commit:
@@ -152,7 +153,7 @@ class XetStore:
         return JSONResponse({"result": 1})
 
     async def _chunk(self, request: Request) -> Response:
-        """GET: whether a chunk is known elsewhere. Always 404, so each upload is complete."""
+        """GET whether a chunk is already stored. The answer is always 404, so that each upload is complete."""
         return _refused(request, "read") or JSONResponse({"error": "chunk not tracked"}, 404)
 
     async def _bytes(self, request: Request) -> Response:
@@ -188,8 +189,8 @@ class XetStore:
         for xorb in dict.fromkeys(term.xorb for term in terms):
             url, ranges = f"{self.url}/xorbs/{xorb}", self._ranges(xorb, terms)
             if newer:
-                # The description wraps this list into an object with `fetch`; hf_xet 1.8 and the JavaScript client read
-                # the list itself.
+                # In the description, this list is in an object with the key `fetch`; hf_xet 1.8 and the JavaScript
+                # client read the list itself.
                 fetch[xorb] = [{"url": url, "ranges": [{"chunks": c, "bytes": b} for c, b in ranges]}]
             else:
                 fetch[xorb] = [{"range": c, "url": url, "url_range": b} for c, b in ranges]
@@ -198,7 +199,7 @@ class XetStore:
         return Response(json.dumps(said), media_type="application/json", headers=headers)
 
     def _ranges(self, xorb: str, terms: list[Segment]) -> list[tuple[dict[str, int], dict[str, int]]]:
-        """Return the runs of chunks that some terms take from a xorb, with their byte ranges."""
+        """Return the ranges of chunks that some terms use from a xorb, and their byte ranges."""
         runs: list[list[int]] = []
         for first, end in sorted((t.first, t.end) for t in terms if t.xorb == xorb):
             if runs and first <= runs[-1][1]:

@@ -1,4 +1,4 @@
-"""Choose a script's interpreter: this one if it meets the header's requirements, otherwise an environment made by uv.
+"""Choose a script's interpreter: this one if it meets the header's requirements, else an environment created by uv.
 
 Only wheels are installed, and an environment's interpreter is never started here, so no package's code runs outside of
 the sandbox. Environments are kept under a digest of their requirements, within the limits of `kept`.
@@ -27,15 +27,15 @@ from gpuwarden.static_analysis.script import Header
 
 INSTALL_S: Final = 900.0
 CUDA_ROOM: Final = 24 << 30
-"""Required free disk in bytes for PyTorch with CUDA, which is the fallback if the CPU build can't be downloaded."""
+"""The free disk space in bytes for installing PyTorch with CUDA, the fallback if the CPU build can't be downloaded."""
 _TORCH_INDEX: Final = "download.pytorch.org"
 _PLAIN: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029$]+")
-"""A plain requirement: uv reads options after a line break, and replaces `${NAME}` by a variable."""
+"""A plain requirement. uv would read options after a line break, and would replace `${NAME}` with a variable."""
 _VERSIONS: Final = re.compile(r"(?:[<>~!]=|[<>]|==(?!=)|[\d.*, ])+")
-"""Text that uv reads as versions: uv could take anything else as the path of a program."""
+"""Text that uv reads as versions. Other text could be interpreted by uv as the path of a program."""
 _PASSED: Final = re.compile(r"UV_\w+|\w+_proxy|SSL_CERT_(FILE|DIR)|PATH|HOME|LANG|TMPDIR|XDG_CACHE_HOME", re.IGNORECASE)
 _NOT_ITS_FAULT: Final = re.compile(r"(?i)wheel|\+cu|\btorch\b|build")
-"""Words in errors that may occur only in a rehearsal, because builds are refused and torch is the CPU build."""
+"""Words in errors that may occur only in a rehearsal, which builds no packages and installs the CPU build of torch."""
 _NETWORK: Final = re.compile(
     r"(?i)failed to fetch|dns error|error sending request|connect|timed? ?out|no such host|offline"
 )
@@ -43,7 +43,7 @@ _NETWORK: Final = re.compile(
 
 @dataclass(frozen=True)
 class Environment:
-    """An interpreter for a script. `own`: it meets all requirements of the header. `lacking` are the missing ones.
+    """An interpreter for a script. `own`: it meets all requirements of the header; `lacking` has the unmet ones.
 
     `fault` is the reason why no environment can satisfy the header; `packages` is a digest of the installed packages.
     """
@@ -56,7 +56,7 @@ class Environment:
 
 
 def environment_for(header: Header | None, folder: Path, env: Mapping[str, str]) -> Environment:
-    """Return the environment of a header. Without uv, or without a network, it is this interpreter."""
+    """Return the environment for a header; this interpreter if there is no uv or no network."""
     lacking = tuple(unmet(header, installed_here(header))) if header else ()
     names = sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())
     packages = hashlib.sha256("\n".join(names).encode()).hexdigest()
@@ -83,16 +83,16 @@ def environment_for(header: Header | None, folder: Path, env: Mapping[str, str])
 
 
 def _is_plain(header: Header) -> bool:
-    """Return whether a header has only text that uv reads as requirements and versions."""
+    """Return whether uv would read all text in a header as requirements and versions."""
     versions = header.requires_python is None or _VERSIONS.fullmatch(header.requires_python)
     return bool(versions) and all(_PLAIN.fullmatch(text) for text in header.dependencies)
 
 
 def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
-    """Create an environment. Return uv's error, empty on success.
+    """Create an environment. Return uv's error message; empty on success.
 
-    Its modules are compiled here by its base interpreter, without `site`, so that none of them runs. Otherwise each
-    rehearsal would compile them again, because the folder is read-only in the sandbox.
+    The base interpreter compiles its modules without `site`, so that none of them runs. If they were not compiled here,
+    each rehearsal would compile them again, because the folder is read-only in the sandbox.
     """
     remove(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     made = _run([uv, "venv", "--no-config", "--no-project", "--quiet", *version, str(folder)], env, folder.parent)
     if made.returncode:
         return line(made.stderr, 1_000) or "uv venv failed"
-    base = (folder / "bin/python").resolve()  # before a wheel can install another program there
+    base = (folder / "bin/python").resolve()  # resolved before a wheel can replace it
     asked = folder / "requirements.txt"
     asked.write_text("\n".join(header.dependencies) + "\n", encoding="utf-8")
     install = [uv, "pip", "install", "--no-config", "--quiet", "--only-binary", ":all:", "--no-compile-bytecode"]
@@ -108,7 +108,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
     done = _run([*install, "--torch-backend", "cpu"], env, folder.parent)
     room = shutil.disk_usage(folder).free > CUDA_ROOM
     if done.returncode and _TORCH_INDEX in done.stderr and _NETWORK.search(done.stderr) and room:
-        done = _run(install, env, folder.parent)  # this network may only allow a mirror of PyPI
+        done = _run(install, env, folder.parent)  # this network may allow only a mirror of PyPI
     if done.returncode:
         return line(done.stderr, 1_000) or "uv pip install failed"
     _run([str(base), "-I", "-S", "-m", "compileall", "-q", "-j", "2", str(folder / "lib")], env, folder.parent)
@@ -116,7 +116,7 @@ def _make(uv: str, header: Header, folder: Path, env: Mapping[str, str]) -> str:
 
 
 def _run(command: list[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run uv in gpuwarden's folder: in the working folder it would use the job's programs and settings."""
+    """Run uv in gpuwarden's folder. In the working folder it would use the job's programs and settings."""
     try:
         return subprocess.run(
             command,

@@ -1,8 +1,8 @@
-"""Keep all processes of a rehearsal under one process, and end them with the rehearsal.
+"""Keep all processes of a rehearsal under one process, and kill them when the rehearsal ends.
 
     python -I -S keeper.py COMMAND...
 
-Standard library only. Landlock has no process namespace: a process with a new session would survive the rehearsal.
+Standard library only. Landlock has no PID namespace, so a process in a new session would outlive the rehearsal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(command: list[str]) -> NoReturn:
-    """Run a command; end its descendants when it ends, on SIGTERM, or when the parent process ends."""
+    """Run a command. Kill its descendants when it ends, on SIGTERM, or when the parent process ends."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: end_all())
@@ -34,11 +34,11 @@ def main(command: list[str]) -> NoReturn:
 
 
 def end_all() -> NoReturn:
-    """Kill the children until none is left: the children of a killed process become children of this process."""
+    """Kill child processes until none is left. The children of a killed process become children of this process."""
     own = str(os.getpid())
     while True:
         for folder in Path("/proc").iterdir():
-            with suppress(OSError, ValueError, IndexError):  # not a process, or it ended
+            with suppress(OSError, ValueError, IndexError):  # not a process, or it has exited
                 parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1].decode()
                 if parent == own:
                     os.kill(int(folder.name), signal.SIGKILL)

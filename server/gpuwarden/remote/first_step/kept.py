@@ -1,4 +1,4 @@
-"""Remove old data of rehearsals: environments above the limits of number, size or age, and folders of killed runs."""
+"""Remove old data of rehearsals: environments that exceed a limit (number, size, age), and folders of killed runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MOST_ENVIRONMENTS: Final = 6
 MOST_BYTES: Final = 24 << 30
 MOST_DAYS: Final = 30.0
 IN_USE_S: Final = 3_600.0
-"""Seconds after its last use in which an environment is kept, because a rehearsal may still use it."""
+"""An environment is kept for this many seconds after its last use, because a rehearsal may still use it."""
 RUN: Final = "gpuwarden-rehearsal-"
 _READY: Final = "ready"
-"""A file in every complete environment: its text is the size in bytes, its time is that of the last use."""
+"""A file in every complete environment. It contains the size in bytes; its mtime is the time of the last use."""
 
 
 def mark_ready(environment: Path) -> None:
-    """Record that an environment is complete, and its size."""
+    """Mark an environment as complete, and record its size."""
     sizes = ((Path(where) / name).lstat().st_size for where, _, names in os.walk(environment) for name in names)
     (environment / _READY).write_text(str(sum(sizes)), encoding="ascii")
 
@@ -34,7 +34,7 @@ def mark_used(environment: Path) -> bool:
 
 
 def prune_environments(folder: Path, now: float) -> list[str]:
-    """Remove the environments above a limit, least recently used first, and return their names."""
+    """Remove the environments that exceed a limit, least recently used first, and return their names."""
     found = []
     for path in folder.iterdir():
         if path.is_dir():
@@ -53,7 +53,7 @@ def prune_environments(folder: Path, now: float) -> list[str]:
 
 
 def prune_runs(now: float, folder: str | None = None) -> list[str]:
-    """Remove the folders of rehearsals whose process was killed over a day ago, and return their names."""
+    """Remove the folders of rehearsals that were killed more than a day ago, and return their names."""
     removed = []
     for entry in os.scandir(folder or tempfile.gettempdir()):
         if entry.name.startswith(RUN) and entry.is_dir(follow_symlinks=False):
@@ -66,10 +66,10 @@ def prune_runs(now: float, folder: str | None = None) -> list[str]:
 
 
 def remove(top: str) -> None:
-    """Remove a folder that a script filled, as far as possible.
+    """Remove a folder with files of a script, as far as possible.
 
-    Only one folder is open at a time, because their depth may exceed Python's stack, the longest path and the number of
-    descriptors.
+    Only one folder is open at a time: the nesting may exceed Python's recursion limit, the maximum length of a path and
+    the limit of open files.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     above: list[str] = []

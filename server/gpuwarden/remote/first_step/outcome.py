@@ -1,4 +1,4 @@
-"""The outcome of a rehearsal as reported by the child. The script runs in that process, so the report is untrusted."""
+"""The outcome of a rehearsal, as reported by the child process. The script runs in it, so the report is untrusted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pydantic import ConfigDict, Field
 from gpuwarden.core.models import Frozen
 
 Ended = Literal["passed", "fault", "stopped"]
-"""`fault`: the script has an error. `stopped`: a substitute, a limit or a missing part ended the rehearsal."""
+"""`fault`: the script has an error. `stopped`: a substitute, a limit or something missing here ended the rehearsal."""
 Text = Annotated[str, Field(max_length=2_000)]
 Name = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class Outcome(Frozen):
-    """One rehearsal. `certain`: the error does not depend on any substitute. `why` is the reason for a stop.
+    """The result of one rehearsal. `certain`: the error depends on no substitute. `why` is the reason for a stop.
 
-    `line` and `text` are the script's last line before the error, 0 and "" if unknown. `reached` are the stages in
-    order: import, arguments, data, model, trainer, step, save, resume, end.
+    `line` and `text` are the script's last line before the error, 0 and "" if unknown. `reached` lists the stages that
+    were reached, of: import, arguments, data, model, trainer, step, save, resume, end.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -1,4 +1,4 @@
-"""Start a rehearsal in the sandbox of local jobs, with limits of time and memory, and read its outcome."""
+"""Start a rehearsal in the sandbox of local jobs, with time and memory limits, and read its outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEMORY: Final = Path("/proc/meminfo")
 _LOAD: Final = Path("/proc/loadavg")
 _END_S: Final = 5.0
 _GRACE_S: Final = 15.0
-"""Seconds after a process's own deadline at which it is killed, in case it missed the deadline."""
+"""A process that missed its own deadline is killed this many seconds later."""
 _CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from gpuwarden.remote.first_step.child.main import main; main(sys.argv[2])"  # noqa: E501
 _SET: Final = {
     "LANG": "C.UTF-8",
@@ -59,17 +59,17 @@ _CACHES: Final = {
     "HF_HOME": "", "HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/hub", "TRANSFORMERS_CACHE": "/hub",
     "HF_DATASETS_CACHE": "/datasets",
 }  # fmt: skip
-"""Variables with cache folders of the job's machine, and their replacements in the sandbox's own cache."""
+"""Variables that set cache folders on the job's machine, and their folders in the sandbox's own cache."""
 PRETEND: Final = "hf_pretend"
 """The value that each declared secret has in a rehearsal."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one rehearsal: seconds, seconds of processor time, bytes of memory, bytes of one file, bytes on disk.
+    """Limits of one rehearsal: seconds, seconds of CPU time, and bytes of memory, of one file, and on disk.
 
-    `spare` is the amount of memory, and of disk, in bytes that must stay free on this machine; `tasks` is the number of
-    processes and threads that may be added on this machine meanwhile.
+    `spare` is the amount of memory, and of disk space, in bytes that must stay free on this machine; `tasks` is the
+    maximum growth of the number of processes and threads on this machine during the rehearsal.
     """
 
     seconds: float = 150.0
@@ -86,7 +86,7 @@ class Order:
     """The script to rehearse, and the files that were downloaded from the Hub for it.
 
     `models` has the small files of each model's repo; `datasets` has configs, splits, features and rows. `inputs` are
-    the job's input files, `digests` their digests at the time of approval. `own_environment`: the interpreter has the
+    the job's input files, `digests` their digests at the time of approval. `own_environment`: the interpreter meets the
     requirements of the script's header.
     """
 
@@ -104,7 +104,7 @@ class Order:
 def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Limits | None = None) -> Outcome:
     """Run one rehearsal with an interpreter, and return its outcome.
 
-    Raises NoSandbox if no sandbox works here, BadRequest for an input that changed or is missing.
+    Raises NoSandbox if no sandbox works here, and BadRequest if an input changed or is missing.
     """
     found = detect()
     if found.kind is Kind.NONE:
@@ -118,7 +118,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         env = {**_SET, "HOME": str(Path.home())}
         box = boxes.box_for(run_dir, env, boxes.Allowed(caches=False, hidden=hidden), [python])
         read = list(box.read)
-        if os.path.realpath(python) == os.path.realpath(sys.executable):  # its packages outside its environment
+        if os.path.realpath(python) == os.path.realpath(sys.executable):  # packages from outside its environment
             packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages")) and os.path.isdir(p)]
             read += map(os.path.realpath, packages)
         box = replace(box, read=tuple(dict.fromkeys(read)), devices=())
@@ -145,7 +145,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
 
 
 def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
-    """Put the program, the script, its inputs and the Hub's files into the folders of the sandbox."""
+    """Copy the program, the script, its inputs and the Hub's files into the folders of the sandbox."""
     run_dir, home = Path(box.run_dir), Path(box.own_home)
     code = run_dir / "code" / _PACKAGE
     shutil.copytree(Path(child.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
@@ -173,7 +173,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
         (repo / "refs/main").write_text("rehearsal")
         for path, content in files.items():
             file = repo / "snapshots/rehearsal" / path
-            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror names `a` and `a/b`
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` and `a/b`
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
     told = {
@@ -196,9 +196,10 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
 def _run(
     prefix: list[str], command: list[str], env: Mapping[str, str], output: Any, limits: Limits, folder: str
 ) -> str:
-    """Run a command in the sandbox. Return why it was killed, empty if it ended itself.
+    """Run a command in the sandbox. Return why it was killed; empty if it ended by itself.
 
-    The limits of its processes bound neither their number, nor shared memory, nor the memory of `/tmp`.
+    The resource limits of its processes do not cover their number, shared memory and the memory of `/tmp`, so this
+    function watches the machine.
     """
     until, free, tasks = time.monotonic() + limits.seconds + _GRACE_S, shutil.disk_usage(folder).free, _tasks()
     why = ""
@@ -212,17 +213,17 @@ def _run(
                 about = _MEMORY.read_text(encoding="ascii") if _MEMORY.exists() else ""
                 available = re.search(r"(?m)^MemAvailable: +(\d+) kB", about)
                 if time.monotonic() > until:
-                    why = f"it took longer than {limits.seconds:.0f} s"
+                    why = f"the script took longer than {limits.seconds:.0f} s"
                 elif free - left > limits.disk or left < limits.spare:
-                    why = "it filled the disk"
+                    why = "the script filled the disk"
                 elif available and int(available[1]) << 10 < limits.spare:
-                    why = "it needs more memory than this machine has"
+                    why = "the script needs more memory than this machine has"
                 elif _tasks() - tasks > limits.tasks:
-                    why = "it started too many processes"
-        process.terminate()  # a keeper then ends its command
+                    why = "the script started too many processes"
+        process.terminate()  # if it is a keeper, it then kills the command
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-        with suppress(ProcessLookupError, PermissionError):  # not every sandbox ends a script's other processes
+        with suppress(ProcessLookupError, PermissionError):  # not every sandbox kills the script's other processes
             os.killpg(process.pid, signal.SIGKILL)
     return why
 
@@ -242,4 +243,4 @@ def _outcome(home: Path, log: str, late: str) -> Outcome:
             said = json.loads(file.read(_REPORT))
         return Outcome.model_validate({**said, "log": log})
     except (OSError, ValueError, TypeError, RecursionError, ValidationError):
-        return stopped(late or "its process ended without a report", log)
+        return stopped(late or "the script's process ended without a report", log)

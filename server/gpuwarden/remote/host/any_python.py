@@ -1,6 +1,6 @@
 """Start Python on a host that was not probed yet: a shell on the host finds an interpreter that is new enough.
 
-A probe of the host (`host_info`) finds the same one, but needs another round trip and a start of every Python there.
+`host_info` finds the same interpreter, but needs another round trip and starts every Python on the host.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from gpuwarden.core.errors import NotSupported
 from gpuwarden.remote.ssh.shell_quote import quote
 
 ANY_PYTHON: Final = ""
-"""Used instead of an interpreter's path: any Python that is found."""
+"""A value for an interpreter's path that means: use any Python that is found."""
 NO_PYTHON: Final = 95
-"""The exit code if none is found."""
+"""The exit code if no Python is found."""
 OLDEST: Final = (3, 8)
 PLACES: Final = (
     "python3 python /opt/conda/bin/python $HOME/miniconda3/bin/python /venv/main/bin/python "
@@ -21,13 +21,13 @@ PLACES: Final = (
 )
 """Names and paths of Python in images, in order of preference."""
 
-# Images put their Python on the PATH of the first process, which sshd does not pass on.
+# Images add their Python to the PATH of process 1. Sessions of sshd do not inherit that PATH.
 MORE_PATH: Final = r"""
 first=$( (tr '\0' '\n' < /proc/1/environ | sed -n 's/^PATH=//p') 2>/dev/null)
 """.strip()
 
-# Runs the program, or exits with 96 if Python is too old to compile it. Even older versions exit with 2, because they
-# lack `-I`.
+# Runs the program, or exits with 96 if this Python is too old to compile it. A Python without `-I` is even older, and
+# exits with 2.
 _GATE: Final = f"import sys; sys.version_info < {OLDEST} and sys.exit(96); exec(sys.argv.pop(1))"
 _START: Final = rf"""
 start() {{
@@ -46,7 +46,7 @@ exit {NO_PYTHON}
 
 
 def python_command(python: str, source: str, *args: str) -> list[str]:
-    """Return the command line that runs a standard-library-only program, with this interpreter or with any."""
+    """Return the command line that runs a standard-library-only program, with `python` or any Python found."""
     return [python, "-I", "-S", "-c", source, *args] if python else ["/bin/sh", "-c", _START, "sh", source, *args]
 
 
@@ -54,5 +54,5 @@ def no_python(found: str = "none") -> NotSupported:
     """Return the error for a host on which no Python is new enough for the runner."""
     return NotSupported(
         f"the machine has no Python 3.8 or newer (found: {found}), which the runner needs",
-        "Choose an image with Python, or install python3 there.",
+        "Choose an image with Python, or install python3 on the machine.",
     )

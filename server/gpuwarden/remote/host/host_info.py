@@ -55,7 +55,7 @@ class Python:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The facts about a machine that a launch needs. `path` is the PATH of its image, completed."""
+    """The facts about a machine that a launch needs. `path` includes the PATH of process 1."""
 
     home: str
     path: str
@@ -102,7 +102,8 @@ def parse_host_info(lines: Sequence[str]) -> HostInfo:
             one.setdefault(key, value)
     if not one.get("home", "").startswith("/"):
         raise BadReply(
-            f"the host reported no home directory ({one.get('home', '')[:80]!r})", "Check that it runs a POSIX system."
+            f"the host reported no home directory ({one.get('home', '')[:80]!r})",
+            "Check that the host runs a POSIX system.",
         )
     paths = f"{one.get('path', '')}:{one.get('first_path', '')}".split(":")
     path = ":".join(dict.fromkeys(p for p in paths if p.startswith("/")))

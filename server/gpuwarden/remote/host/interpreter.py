@@ -18,7 +18,7 @@ from gpuwarden.static_analysis.ecosystem_tables import canonical_name
 from gpuwarden.static_analysis.script import Header, read_header, start_header
 
 _MOST_ASKED: Final = 5_000
-"""Maximum requirements of extras to follow for one line of a header."""
+"""The maximum number of requirements of extras that are checked for one requirement of a header."""
 
 
 class _Lenient(BaseModel):
@@ -36,7 +36,7 @@ class _Gpus(_Lenient):
 
 
 class Installed(_Lenient):
-    """The start agent's answer for one interpreter."""
+    """The start agent's reply about one interpreter."""
 
     python: str = Field(max_length=200)
     markers: dict[str, str] = Field(max_length=32)
@@ -49,7 +49,7 @@ class Installed(_Lenient):
     gpus: _Gpus = _Gpus()
 
     def package(self, name: str) -> _Package | None:
-        """Return an installed package by any spelling of its name."""
+        """Return an installed package; any spelling of its name is accepted."""
         return self._by_name.get(canonical_name(name))
 
     @cached_property
@@ -58,7 +58,7 @@ class Installed(_Lenient):
 
 
 def request_of(needs: Needs) -> dict[str, Any]:
-    """Return the request to the start agent. `unmet` handles requirements that can't be parsed."""
+    """Return the request to the start agent, without requirements that can't be parsed; `unmet` handles those."""
     names: set[str] = set()
     for text in needs.dependencies:
         if match := start_agent.NAME.match(text):
@@ -99,7 +99,7 @@ def readiness(needs: Needs, answer: Mapping[str, Any], uv: Uv | None = None, *, 
 
 
 def installed_here(header: Header) -> Installed:
-    """Return the packages of a header that this interpreter has."""
+    """Return the packages of a header that are installed for this interpreter."""
     return Installed.model_validate(start_agent.look(request_of(needs_of(header))))
 
 
@@ -109,7 +109,7 @@ def needs_of(header: Header | None) -> Needs:
 
 
 def interpreter_for(script: str) -> tuple[str, ...]:
-    """Return the argument list before the script's path. Raises BadRequest with the missing requirements."""
+    """Return the arguments before the script's path. Raises BadRequest with the missing requirements."""
     header = start_header(script)
     lacking = list(unmet(header, installed_here(header))) if header else []
     if not lacking:
@@ -119,19 +119,19 @@ def interpreter_for(script: str) -> tuple[str, ...]:
         return (uv, *uv_run(script))
     raise BadRequest(
         f"the script's header requires packages or a version that this Python does not have: {', '.join(lacking)}",
-        "Install uv, which installs a header's requirements, or install these packages next to gpuwarden.",
+        "Install uv, which installs a header's requirements, or install these packages in gpuwarden's environment.",
     )
 
 
 def uv_run(script: str) -> tuple[str, ...]:
-    """Return the arguments of `uv` that start a script. If the header names no Python, its grammar determines it."""
+    """Return uv's arguments for a script. Without `requires-python`, the script's syntax sets the Python version."""
     written, asked = read_header(script), start_header(script)
     python = ("--python", asked.requires_python or "") if asked is not None and asked != written else ()
     return ("run", "--quiet", *python, "--script")
 
 
 def unmet(header: Header, there: Installed) -> Iterator[str]:
-    """Yield the header's requirements that an interpreter does not meet. Raises BadRequest for an invalid one."""
+    """Yield the header's requirements that an interpreter does not meet. Raises BadRequest if one is invalid."""
     from packaging.requirements import InvalidRequirement
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -149,9 +149,9 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
 
 
 def _satisfied(text: str, there: Installed) -> bool:
-    """Return whether one requirement is installed, with the requirements of its extras.
+    """Return whether one requirement and the requirements of its extras are installed.
 
-    Those come from the machine, so an invalid or endless list counts as not installed.
+    The machine reports the requirements of the extras, so an invalid or endless list counts as not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion

@@ -1,17 +1,17 @@
-"""Examine one node of a multi-node job, and its network paths to the other nodes. Shipped as source.
+"""Examine one node of a multi-node job, and its network paths to the other nodes. This file is sent to each node.
 
-    python -I -S -c LOADER    the agent's source as one line of base64, then one JSON request a line
-                              one JSON line answers each, until stdin ends
-    python -c SOURCE reduce   one rank of an all-reduce, by the Python that has PyTorch; it prints a line for each stage
+    python -I -S -c LOADER    reads the agent's source as one line of base64, then one JSON request per line;
+                              prints one JSON line per request, until stdin ends
+    python -c SOURCE reduce   runs one rank of an all-reduce with the Python that has PyTorch; prints one line per stage
 
 Standard library only, Python >= 3.8, Linux. The agent writes no files. A fact that can't be read is None, never a
 guess. The caller interprets the facts. The verbs:
 
-    facts    identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and others
+    facts    identity, interfaces, InfiniBand, fabric manager, PyTorch, variables of NCCL and similar libraries
     clock    the time of this node
     listen   answer other nodes over TCP and UDP at one address, until stdin ends
     reach    connect to another node's listener from one address
-    path     the largest packet that reaches another node without fragmentation, by ping or by UDP
+    path     find the largest packet that reaches another node without fragmentation, with ping or UDP
     unlisten free the TCP port for the ranks
     reduce   run one rank
 """
@@ -40,7 +40,7 @@ CALL_S = 10.0
 ANSWER_S = 2.0
 MAX_TEXT = 300
 HEADER = 28
-"""Bytes of the IPv4 and the ICMP or UDP header."""
+"""The size in bytes of an IPv4 header plus an ICMP or UDP header."""
 SIZES = (9000, 4096, 1500, 1450, 1400, 1280, 576)
 VARIABLES = re.compile(r"(NCCL|GLOO|TORCH_NCCL|TORCH_DIST|TORCHELASTIC|HOROVOD|FI|UCX)_[A-Z0-9_]{1,60}")
 BRIDGES = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|lxc|lxd|podman|kube|dummy|ifb)")
@@ -236,7 +236,7 @@ def torch_here(python: str) -> Json:
 
 
 def variables() -> Json:
-    """Return the variables of the ranks' communication. The environment overrides NCCL's configuration files."""
+    """Return the variables that configure communication. The environment overrides NCCL's configuration files."""
     found: Json = {}
     for path in ("/etc/nccl.conf", os.path.expanduser("~/.nccl.conf")):
         for row in (text_of(path) or "").splitlines():
@@ -310,7 +310,7 @@ def unlisten(request: Json) -> Json:
 
 
 def with_shutdown(sock: socket.socket) -> None:
-    """Close a listening socket so that its waiting thread ends."""
+    """Close a listening socket so that the thread that waits on it ends."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -346,7 +346,7 @@ def reach(request: Json) -> Json:
 def path(request: Json) -> Json:
     """Find the largest packet that reaches another node unfragmented: by ping, otherwise over UDP.
 
-    `small` is whether a small packet is answered. `told` is the limit that a router reported; TCP adapts to it.
+    `small`: whether a small packet was answered. `told` is the limit that a router reported; TCP adapts to it.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):
@@ -374,7 +374,7 @@ def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
-    """Send an unfragmented UDP packet of this size, up to twice; the echo is small."""
+    """Send an unfragmented UDP packet of this size, at most twice, and return whether a small reply arrived."""
     token = request["token"].encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -399,7 +399,7 @@ def sent(request: Json, size: int) -> Tuple[bool, Optional[int]]:
 
 
 def reduce(request: Json) -> Json:
-    """Run one rank, and kill it when its time is over."""
+    """Run one rank, and kill it when its time limit is reached."""
     limit = float(request["within_s"]) + 20
     env = dict(os.environ, **{str(k): str(v) for k, v in request["env"].items()})
     rank = subprocess.Popen(
@@ -420,7 +420,7 @@ def reduce(request: Json) -> Json:
 
 
 def rank_main() -> None:
-    """Join the other ranks, sum one tensor over all of them, and print the time that it took."""
+    """Join the other ranks, sum one tensor over all ranks, and print how long the all-reduce took."""
     asked = json.load(sys.stdin)
 
     def tell(stage: str, **more: Any) -> None:
@@ -466,7 +466,7 @@ def rank_main() -> None:
 
 
 def parsed(text: str) -> Optional[Json]:
-    """Return the JSON object of a line; None if it is not one."""
+    """Parse a line as a JSON object; None if it is something else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -486,7 +486,7 @@ VERBS: Dict[str, Callable[[Json], Json]] = {
 
 
 def main() -> None:
-    """Answer one request per line. The agent ends after `LIFE_S` seconds, even if its caller is gone."""
+    """Answer one request per line. The agent exits after `LIFE_S` seconds, even if the connection was lost."""
     if sys.argv[1:] == ["reduce"]:
         rank_main()
         return

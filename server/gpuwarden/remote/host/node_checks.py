@@ -1,4 +1,4 @@
-"""Judge each node and the network paths between them: fabric, interfaces, ports, packets, clocks. Pure."""
+"""Check each node and the network paths between nodes: fabric, interfaces, ports, packets, clocks. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 
 def identity(facts: GroupFacts) -> Iterator[Problem]:
-    """Find nodes that do not answer, and two names of one machine."""
+    """Find nodes that did not answer, and machines with more than one name."""
     area = Area.IDENTITY
     for name, why in facts.silent.items():
         yield Problem(area, Answer.UNKNOWN, NodeCode.SILENT, name, said=why)
@@ -28,7 +28,7 @@ def identity(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def fabric(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge every node's fabric manager."""
+    """Check every node's fabric manager."""
     for name, node in facts.nodes.items():
         for answer, code, parameters in of_fabric(node.fabric):
             yield Problem(Area.FABRIC, answer, code, name, parameters)
@@ -36,7 +36,7 @@ def fabric(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_fabric(fabric: Fabric) -> Iterator[tuple[Answer, NodeCode, dict[str, Scalar]]]:
-    """Judge one node's fabric manager. If the service can't be queried, the fabric state of the cards counts."""
+    """Check one node's fabric manager. If the service can't be queried, the fabric state of its GPUs is used."""
     unfinished = [s for s in fabric.states or () if s not in ("Completed", "N/A")]
     finished = "Completed" in (fabric.states or ())
     if unfinished:
@@ -56,13 +56,13 @@ def of_fabric(fabric: Fabric) -> Iterator[tuple[Answer, NodeCode, dict[str, Scal
 
 
 def unseen(facts: GroupFacts, area: Area, code: NodeCode) -> Iterator[Problem]:
-    """Yield one unknown for each node that did not answer."""
+    """Yield a problem with the answer UNKNOWN for each node that did not answer."""
     for name in facts.silent:
         yield Problem(area, Answer.UNKNOWN, code, name)
 
 
 def interface(facts: GroupFacts, launch: GroupLaunch) -> Iterator[Problem]:
-    """Judge the interfaces over which ranks will connect, and whether all nodes have the same settings."""
+    """Check the interfaces over which ranks will connect, and whether all nodes have the same settings."""
     area, best, there = Area.INTERFACE, chosen(facts), candidates(facts)
     yield from unseen(facts, area, NodeCode.INTERFACES_UNSEEN)
     for name, node in facts.nodes.items():
@@ -102,7 +102,7 @@ def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Itera
 
 
 def rendezvous(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge whether every node can connect to the others, in particular to the head."""
+    """Check whether every node can connect to the others, in particular to the head."""
     area = Area.RENDEZVOUS
     if facts.port_error == "EADDRINUSE":
         yield Problem(area, Answer.NO, NodeCode.PORT_IN_USE, facts.head, {"port": facts.port})
@@ -123,7 +123,7 @@ def rendezvous(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def packets(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge whether large packets arrive on every network path."""
+    """Check whether large packets arrive on every network path."""
     area = Area.MTU
     for way in facts.ways:
         yield from of_way(way)
@@ -138,7 +138,7 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def of_way(way: Way) -> Iterator[Problem]:
-    """Judge the packets of one path: silent loss makes ranks hang, a limit that a router reports only fragments."""
+    """Check the packets of one path. Ranks hang if large packets are lost, unless a router reports the limit."""
     given: dict[str, Scalar] = {"target": way.target, "mtu": way.mtu or 0, "passes": way.passes or 0}
     if way.passes is None or way.mtu is None:
         yield Problem(Area.MTU, Answer.UNKNOWN, NodeCode.MTU_UNSEEN, way.source, {"target": way.target})

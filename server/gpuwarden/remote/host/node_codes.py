@@ -1,4 +1,4 @@
-"""Define codes for the checks, answers and problems of several nodes. Programs compare these codes, never the texts."""
+"""Define the codes of the multi-node checks, answers and problems. Programs compare these codes, never the texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order of starting a group."""
+    """The checks, in the order in which a group of nodes starts."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"
@@ -83,7 +83,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A code with the parameters of its sentence. `said` is untrusted text from a node."""
+    """A code with the parameters of its message. `said` is untrusted text from a node."""
 
     area: Area
     answer: Answer

@@ -1,4 +1,4 @@
-"""Model facts about several nodes and the network paths between them. Unknown fields in an agent's answer are ignored.
+"""Models of facts about several nodes and the network paths between them. Unknown fields in replies are ignored.
 
 A fact that could not be determined is None, or is missing from its list.
 """
@@ -36,13 +36,13 @@ class Interface(_Lenient):
 
     @property
     def usable(self) -> bool:
-        """Return whether ranks can communicate over it. A fix may use its name in a shell, so it must be plain."""
+        """Return whether ranks can use this interface. Its name must be safe in a shell, because a fix may use it."""
         plain = _PLAIN.fullmatch(self.name) is not None
         return plain and not self.kind and self.up is True and self.network is not None
 
     @property
     def network(self) -> ipaddress.IPv4Network | None:
-        """Return the network of its address; None if unknown."""
+        """Return the network of the interface's address; None if unknown."""
         try:
             return ipaddress.IPv4Network(f"{self.address}/{self.prefix}", strict=False)
         except ValueError:
@@ -143,7 +143,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """All facts. `silent` has the nodes that did not answer, with the reasons; the first name is the head."""
+    """The facts about a group. `silent` maps the nodes that did not answer to reasons. The first name is the head."""
 
     names: tuple[str, ...]
     nodes: Mapping[str, Node]
@@ -169,8 +169,8 @@ def read_node(name: str, answer: Mapping[str, Any]) -> Node:
 
 
 def read_rank(answer: Mapping[str, Any]) -> Rank:
-    """Parse a rank's report. An unknown format counts as a rank that never started."""
+    """Parse a rank's report. A report in an unknown format counts as a rank that never started."""
     try:
         return Rank.model_validate(dict(answer))
     except ValidationError:
-        return Rank(error="its answer can't be parsed")
+        return Rank(error="its reply can't be parsed")

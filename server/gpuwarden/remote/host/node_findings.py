@@ -1,7 +1,7 @@
-"""Judge several nodes before a job runs on them. Pure: converts facts to values, which every interface renders itself.
+"""Check several nodes before a job runs on them. Pure functions: they convert facts to values, not to text.
 
-Each check results in yes, no or unknown. A detected problem makes it no; a fact that could not be determined makes it
-unknown, which never counts as passed.
+The answer of a check is yes, no or unknown. It is no if a problem was detected, and unknown if a fact could not be
+determined. Unknown never counts as passed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def judge_nodes(facts: GroupFacts, launch: GroupLaunch) -> Verdict:
-    """Judge a group of nodes and its planned launch."""
+    """Check a group of nodes and its planned launch."""
     found = (
         *identity(facts), *fabric(facts), *interface(facts, launch), *rendezvous(facts), *packets(facts),
         *clocks(facts), *versions(facts), *judge_launch(launch, torches(facts)), *reduction(facts),

@@ -1,4 +1,4 @@
-"""Choose the interface over which ranks on different nodes connect, and predict NCCL's own choice. Pure."""
+"""Choose the interface over which ranks on different nodes connect, and predict NCCL's own choice. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def candidates(facts: GroupFacts) -> dict[str, list[Interface]]:
 def chosen(facts: GroupFacts) -> dict[str, Interface]:
     """Return the best interface of each node for the group; nodes without a suitable one are left out.
 
-    The fastest network that all nodes share comes first. Otherwise each node's default interface is used.
+    The fastest network that all nodes share is preferred. Without one, each node's default interface is used.
     """
     usable = candidates(facts)
     networks = {name: {net: i for i in found if (net := i.network)} for name, found in usable.items()}
     shared = set[IPv4Network].intersection(*(set(found) for found in networks.values())) if networks else set()
     if shared:
-        # The slowest node determines the rank of a network: first by its speed, then by its packet size.
+        # Networks are compared by the values of their slowest node: first its speed, then its packet size.
         worth = {net: [(found[net].mbit or 0, found[net].mtu or 0) for found in networks.values()] for net in shared}
         best = max(sorted(shared), key=lambda net: min(worth[net]))
         return {name: found[best] for name, found in networks.items()}
@@ -40,7 +40,7 @@ def chosen(facts: GroupFacts) -> dict[str, Interface]:
 
 
 def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
-    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" without any.
+    """Return the value of NCCL_SOCKET_IFNAME that selects exactly these interfaces on every node; "" if there is none.
 
     NCCL treats a name as a prefix, unless the list starts with `=`.
     """

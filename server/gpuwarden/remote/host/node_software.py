@@ -1,4 +1,4 @@
-"""Judge the software of several nodes: versions, timeouts, restarts, and the all-reduce over all of them. Pure."""
+"""Check the software of several nodes: versions, timeouts, restarts, and an all-reduce over all. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
 MASKS_S: Final = 1800.0
-"""A timeout in seconds from which a dead rank is detected so late that its cause is hard to find."""
+"""With a timeout of this many seconds or more, a dead rank is detected so late that its cause is hard to find."""
 DEFAULT_SINCE: Final = (2, 2)
-"""The first PyTorch whose NCCL group waits 600 s by default instead of 1800 s."""
+"""The first PyTorch version in which an NCCL group waits 600 s by default instead of 1800 s."""
 FAST_GLOO_MBIT: Final = 8_000
-"""The maximum bandwidth that is expected of gloo, which copies through the processor."""
+"""The maximum bandwidth that is expected of gloo, which copies data through the CPU."""
 FEWEST_SHARE: Final = 0.25
 """The minimum share of the link's speed that an all-reduce of 8 MB reaches; on a fast link, latency limits the
 speed."""
@@ -62,7 +62,7 @@ def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Pro
 
 
 def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Judge timeouts and restarts, from the launch command and the PyTorch of each node."""
+    """Check timeouts and restarts, based on the launch command and the PyTorch of each node."""
     yield from timeouts(launch, torches)
     if launch.restarts and launch.restores is not True:
         seen = launch.restores is not None
@@ -82,7 +82,7 @@ def judge_launch(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iter
 
 
 def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Judge how long ranks wait for a dead rank."""
+    """Check how long ranks wait for a dead rank."""
     area = Area.TIMEOUTS
     for variable in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
         if launch.env.get(variable) == "0":
@@ -103,7 +103,7 @@ def timeouts(launch: GroupLaunch, torches: Mapping[str, str | None]) -> Iterator
 
 
 def reduction(facts: GroupFacts) -> Iterator[Problem]:
-    """Judge the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and its speed."""
+    """Check the all-reduce: dead ranks, waiting ranks, the correctness of the sum, and the speed."""
     area, ranks = Area.REDUCE, facts.sum.ranks
     if not ranks:
         yield from [Problem(area, Answer.UNKNOWN, NodeCode.NOT_TRIED)] if facts.sum.wanted else ()
@@ -128,7 +128,7 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
     if slowest <= 0:
         yield Problem(Area.REDUCE, Answer.UNKNOWN, NodeCode.NOT_TRIED)
         return
-    # In a ring every node sends this many bits, for any number of nodes: "bus bandwidth" of nccl-tests.
+    # The number of bits that every node of a ring sends, as in the "bus bandwidth" of nccl-tests.
     mbit = 2 * (count - 1) / count * facts.sum.size * 8 / slowest / 1e6
     link = link_of(facts)
     given: dict[str, Scalar] = {
@@ -144,7 +144,7 @@ def bandwidth(facts: GroupFacts) -> Iterator[Problem]:
 
 
 def link_of(facts: GroupFacts) -> int | None:
-    """Return the speed of the slowest node's link: its InfiniBand with NCCL, otherwise the chosen interface."""
+    """Return the speed of the slowest node's link: InfiniBand if NCCL uses it, otherwise the chosen interface."""
     best = chosen(facts)
     speeds: list[int | None] = []
     for name in facts.sum.ranks:

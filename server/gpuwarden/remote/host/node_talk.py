@@ -26,7 +26,7 @@ LOCAL: Final = "local"
 """The name of the machine that gpuwarden runs on."""
 ASK_S: Final = 60.0
 MAX_ANSWER: Final = 4 << 20
-# The first line is the source, which also starts the rank of an all-reduce.
+# The first line is the agent's source. The loader keeps it, because a rank of an all-reduce is started from it.
 _LOADER: Final = (
     "import base64, sys; SOURCE = base64.b64decode(sys.stdin.buffer.readline()).decode(); "
     "exec(compile(SOURCE.replace('SOURCE = \"\"', '', 1), 'node_agent.py', 'exec'))"
@@ -57,7 +57,7 @@ class NodeTalk:
         self._gone: Exception | None = None
 
     async def ask(self, verb: str, *, timeout_s: float = ASK_S, **request: Any) -> dict[str, Any]:
-        """Return the agent's answer. Raises `Unreachable` or `BadReply` if it is missing or invalid."""
+        """Return the agent's reply. Raises `Unreachable` or `BadReply` if it is missing or invalid."""
         if self._gone is not None:
             raise self._gone
         sent = json.dumps({"verb": verb, **request}).encode()
@@ -79,7 +79,7 @@ class NodeTalk:
         return reply
 
     async def aclose(self) -> None:
-        """End the agent, and close the connection."""
+        """Stop the agent, and close the connection."""
         await self._lines.aclose()
 
 
@@ -99,7 +99,7 @@ class _OverSsh:
 
 @dataclass
 class _Here:
-    """The agent as a process of this machine."""
+    """The agent as a process on this machine."""
 
     process: anyio.abc.Process
     out: BufferedByteReceiveStream
@@ -111,7 +111,7 @@ class _Here:
                 await self.process.stdin.send(line + b"\n")
                 return await self.out.receive_until(b"\n", MAX_ANSWER)
         except (TimeoutError, OSError, anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
-            raise Unreachable("this machine's own agent gave no answer", "Try again.") from error
+            raise Unreachable("the agent on this machine did not answer", "Try again.") from error
 
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):

@@ -56,7 +56,7 @@ def text(path: str) -> str:
 
 
 def number(value: str) -> float | None:
-    """Return a number of nvidia-smi's, None for `[N/A]` and the like."""
+    """Parse a number in nvidia-smi's output; None for other text, such as `[N/A]`."""
     try:
         return float(int(value, 16)) if value.startswith("0x") else float(value)
     except ValueError:
@@ -70,7 +70,7 @@ def query(fields: tuple[str, ...]) -> list[list[str]]:
 
 
 def gpus() -> Json:
-    """Return every GPU with its health."""
+    """Return the facts about every GPU, including its health."""
     if not shutil.which("nvidia-smi"):
         devices = sorted(d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d))
         return {"list": [], "why": "nvidia-smi is not installed", "devices": devices}
@@ -105,14 +105,14 @@ def yes_or_number(value: str) -> float | None:
 
 
 def xids() -> Json:
-    """Return the errors that the driver wrote into the kernel's log."""
+    """Return the Xid errors that the driver wrote to the kernel's log."""
     log = run(["dmesg"])
     hits = [XID.search(line) for line in log.splitlines()]
     return {"list": [{"bus": m[1], "code": int(m[2]), "text": m[3].strip()[:200]} for m in hits if m][-50:]}
 
 
 def torch() -> Json:
-    """Return the torch of this interpreter, read from its files: importing it would take seconds and memory."""
+    """Return torch's version, read from its files, because importing torch takes seconds and memory."""
     from importlib.util import find_spec
 
     spec = find_spec("torch")
@@ -125,7 +125,7 @@ def torch() -> Json:
 
 
 def mount_table() -> list[tuple[str, str, str]]:
-    """Return (mount point, file system, options) of every mount, in the kernel's spelling."""
+    """Return (mount point, file system, options) of every mount, as the kernel writes them."""
     rows = []
     for line in text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -158,7 +158,7 @@ def disk(path: str, mounts: list[tuple[str, str, str]]) -> Json:
 
 
 def limits() -> Json:
-    """Return the control group's limits (versions 1 and 2), which are lower than the host's resources."""
+    """Return the limits of the control group (v1 or v2), which may be lower than the host's resources."""
     found: Json = {"cpus": os.cpu_count(), "cpus_usable": len(os.sched_getaffinity(0))}
     base = "/sys/fs/cgroup"
     for key, two, one in (
@@ -187,7 +187,7 @@ def limits() -> Json:
 
 
 def cpu_quota(base: str) -> float | None:
-    """Return the CPUs that may be used at once; None without a limit."""
+    """Return the number of CPUs that the control group may use; None if there is no limit."""
     try:
         quota, _, period = text(base + "/cpu.max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)
@@ -201,7 +201,7 @@ def cpu_quota(base: str) -> float | None:
 
 
 def reach(url: str) -> Json:
-    """Return whether a web address responds, how fast, and the server's time."""
+    """Return whether a URL responds, its response time, and the server's date."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 

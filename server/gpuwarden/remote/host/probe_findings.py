@@ -1,4 +1,4 @@
-"""Convert a probe's facts to findings with advice. Pure; the probe's output is untrusted and parsed leniently."""
+"""Convert a probe's output to findings with advice. Pure functions: the output is untrusted and parsed leniently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKEW_S = 60.0
 HOT_C = 85
 ZOMBIE_MIB = 1024
 
-# Xid codes after which a rented card is not worth repairing, from NVIDIA's Xid catalog.
+# Xid codes from NVIDIA's Xid catalog that mean: replace the GPU instead of trying to recover it.
 DEAD_XIDS = {
     48: "double-bit ECC error",
     64: "row remapping failed",
@@ -32,7 +32,7 @@ DEAD_XIDS = {
     120: "the GPU's firmware failed",
 }
 THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (software)", 0x40: "too hot (hardware)", 0x80: "power brake"}
-# The first CUDA that builds for a compute capability.
+# The first CUDA version that supports a compute capability.
 CUDA_FOR_CAP = (((10, 0), (12, 8)), ((9, 0), (11, 8)), ((8, 9), (11, 8)), ((8, 6), (11, 1)), ((8, 0), (11, 0)))
 RENT_ANOTHER = "Pull the outputs, release this machine, and rent another one."
 
@@ -130,8 +130,8 @@ class Facts(_Lenient):
 
 @dataclass(frozen=True)
 class Asked:
-    """The requirements on the machine. `run_root` and `durable` are paths on it; `sent` and `heard` are times of the
-    local clock.
+    """The requirements of a job. `run_root` and `durable` are paths on the machine. `sent` and `heard` are the times of
+    the request and the reply, on the local clock.
     """
 
     run_root: str
@@ -179,16 +179,16 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
     if gpu.ecc_uncorrected or gpu.remap_failure:
         yield _finding("PF-GPU-002", Severity.ERROR, f"{what} has uncorrected memory errors", RENT_ANOTHER)
     elif gpu.remap_pending:
-        yield _finding("PF-GPU-002", Severity.WARNING, f"{what} needs a reset to retire memory", RENT_ANOTHER)
+        yield _finding("PF-GPU-002", Severity.WARNING, f"{what} needs a reset to remap faulty memory", RENT_ANOTHER)
     reasons = [why for bit, why in THROTTLES.items() if int(gpu.throttle or 0) & bit]
     if reasons:
-        fix = "Work takes longer here and is billed by time; rent another machine if the throttling persists."
+        fix = "Jobs run slower here and are billed by time; rent another machine if the throttling persists."
         yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is throttled: {', '.join(reasons)}", fix)
     elif (gpu.temperature or 0) >= HOT_C:
-        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees before any work")
+        yield _finding("PF-GPU-003", Severity.WARNING, f"{what} is at {gpu.temperature:g} degrees before any job runs")
     if (gpu.used_mib or 0) > ZOMBIE_MIB and not processes and not gpu.util:
-        message = f"{what} holds {gpu.used_mib:,.0f} MiB although no process is listed and nothing computes"
-        fix = "A dead process or another container uses it. Check `fuser -v /dev/nvidia*`; restart the container."
+        message = f"{what} has {gpu.used_mib:,.0f} MiB in use, but no process is listed and its utilization is 0"
+        fix = "A dead process or another container uses it. Run `fuser -v /dev/nvidia*`; restart the container."
         yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
 
 
@@ -198,13 +198,13 @@ def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
         cards = {x.bus for x in facts.xids.list if x.code == code}
         buses = ", ".join(sorted(cards))
         if not {_card(b) for b in cards} & ours:
-            message = f"the kernel's log has Xid {code} for {buses}, which is another card of this host"
+            message = f"the kernel's log has Xid {code} for {buses}, which is another GPU of this host"
             yield _finding("PF-GPU-005", Severity.INFO, message)
         elif code in DEAD_XIDS:
             message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
             yield _finding("PF-GPU-005", Severity.ERROR, message, RENT_ANOTHER)
         else:
-            message = f"the kernel's log has Xid {code} for {buses}; such codes often come from a program, not the card"
+            message = f"the kernel's log has Xid {code} for {buses}; such a code is often caused by a program"
             yield _finding("PF-GPU-005", Severity.INFO, message)
     if facts.xids.why and facts.gpus.list:
         message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are unknown"
@@ -231,7 +231,7 @@ def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
             message = (
                 f"{gpu.name} needs CUDA {needed[0]}.{needed[1]}; torch {facts.torch.version} has {facts.torch.cuda}"
             )
-            fix = "This build does not contain its kernels ('no kernel image is available'). Install a newer torch."
+            fix = "This torch build has no kernels for the GPU ('no kernel image is available'). Install a newer torch."
             yield _finding("PF-CUDA-002", Severity.ERROR, message, fix)
             return
 
@@ -258,22 +258,22 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
         if disk.free < LOW_DISK:
             worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
-            yield _finding("PF-DISK-002", worst, message, "Plan checkpoint size times the kept checkpoints plus one.")
+            yield _finding("PF-DISK-002", worst, message, "The disk must hold the kept checkpoints plus one.")
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
             message = (
-                f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free: it has room for few more files"
+                f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free, so few more files can be created"
             )
             yield _finding(
-                "PF-DISK-003", Severity.WARNING, message, "Check `df -i`; remove caches of many small files."
+                "PF-DISK-003", Severity.WARNING, message, "Run `df -i`, and remove caches with many small files."
             )
     for disk in facts.disks.list:
         if disk.path in asked.durable and disk.mount == "/":
             message = (
-                f"{disk.path} should be storage that survives the machine, but nothing is mounted there: "
-                "it is on the container's own disk and is lost with it"
+                f"{disk.path} should be on storage that outlives the machine, but nothing is mounted there: "
+                "the folder is on the container's own disk and is lost with it"
             )
             yield _finding(
-                "PF-DISK-004", Severity.ERROR, message, "Attach the volume, or rent another instance with it."
+                "PF-DISK-004", Severity.ERROR, message, "Attach the volume, or rent an instance that has it attached."
             )
 
 
@@ -284,13 +284,13 @@ def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
     if memory and cpus:
         message = f"the job may use {memory / GIB:.0f} GiB of memory and {cpus:g} CPUs"
         limited = seen.memory_max is not None or seen.cpu_quota is not None
-        more = "; the host has more, so do not rely on nproc and free" if limited else ""
+        more = "; the host has more, so the values of nproc and free are too high" if limited else ""
         yield _finding("PF-HOST-003", Severity.INFO, message + more)
     if seen.oom_kills:
         message = f"{seen.oom_kills} processes ran out of memory and were killed since the container started"
         yield _finding("PF-HOST-003", Severity.WARNING, message, "Use fewer data workers, or a larger machine.")
     if seen.shm is not None and seen.shm < GIB:
-        message = f"shared memory has {seen.shm >> 20} MiB; data loaders with workers crash with a bus error"
+        message = f"shared memory is {seen.shm >> 20} MiB; data loaders with workers crash with a bus error"
         yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
 
 
@@ -299,7 +299,7 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
         return
     off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
     ours_is_wrong = False
-    for reach in facts.web.list:  # use the first date of a web server
+    for reach in facts.web.list:  # compare with the first date that a web server sent
         with suppress(ValueError, TypeError):
             if reach.date:
                 ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S
@@ -315,5 +315,5 @@ def _web(facts: Facts, asked: Asked) -> Iterator[Finding]:
     for reach in facts.web.list:
         if not reach.ok:
             message = f"the machine can't reach {reach.url}: {reach.why}"
-            fix = "Set HF_ENDPOINT to a mirror that it can reach, or upload model and data."
+            fix = "Set HF_ENDPOINT to a mirror that the machine can reach, or upload the model and data."
             yield _finding("PF-NET-001", Severity.WARNING, message, fix)

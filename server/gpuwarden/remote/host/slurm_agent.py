@@ -1,15 +1,15 @@
-"""Run Slurm's commands on a host that has them. Shipped as source; standard library only, Python >= 3.8.
+"""Run Slurm's commands on a host with Slurm, to which this file is sent. Standard library only, Python >= 3.8.
 
-    python -I -S -c LOADER    the agent's source and one JSON object on stdin, one JSON object on stdout
+    python -I -S -c LOADER    reads the agent's source and one JSON object from stdin, prints one JSON object
 
-The agent returns the outputs of Slurm's commands unchanged, or the rows of gpuwarden's jobs with the required fields,
-because the list of a large cluster is long. The caller interprets them. The verbs:
+The agent returns the output of Slurm's commands unchanged. A list of jobs is reduced to gpuwarden's jobs and the fields
+it needs, because the list of a large cluster is long. The caller interprets the output. The verbs:
 
     jobs      the rows of gpuwarden's jobs: one `squeue`, and one `sacct` for the jobs missing from it
     limits    the cluster's limits: configuration, partitions, nodes, associations, and its check of a request
-    submit    `sbatch`, once for each name: a job that was submitted before is found and returned
-    array     one `sbatch` for many jobs, each with its own run folder, once for each name of an array
-    stop      `scancel`; a running job gets a signal and a grace first
+    submit    `sbatch`, at most once for each name: if the job was submitted before, that job is returned
+    array     one `sbatch` for many jobs with their own run folders, at most once for each name of an array
+    stop      `scancel`; a running job first gets a signal and a grace period
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any, Dict, List, Optional, Set
 QUESTION_S = 40.0
 MAX_LIST = 512 << 20
 MAX_TABLE = 64 << 20
-MAX_NAMES = 2_000  # of jobs in one argument
-MAX_TASKS = 4_000_001  # Slurm's own limit of an array
+MAX_NAMES = 2_000  # maximum number of job names in one argument
+MAX_TASKS = 4_000_001  # Slurm's own limit for one array
 KEPT = (
     "job_id", "name", "comment", "job_state", "state_reason", "partition", "nodes", "restart_cnt", "submit_time",
     "eligible_time", "start_time", "end_time", "time_limit", "exit_code", "tres_alloc_str", "tres_req_str",
@@ -45,17 +45,17 @@ TEXT_KEYS = (
     "job_id", "array_job_id", "array_task_id", "name", "job_state", "state_reason", "partition", "nodes", "submit_time",
     "start_time", "end_time", "time_limit", "user_name", "current_working_directory",
 )  # fmt: skip
-# Variables that Slurm's commands need or that users set for them. Tokens of the calling shell never reach a job.
+# Variables that Slurm's commands need or that users set for them. No other variable of the shell reaches a job.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TERM", "SLURM_CONF", "SLURM_CLUSTERS")
 PASSED_FAMILIES = ("LC_", "SBATCH_", "MODULE", "LMOD_")
-# These would turn one job into an array, or make `sbatch` wait for its end.
+# These would turn one job into an array, or make `sbatch` wait for the job's end.
 NOT_PASSED = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 MORE_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 Json = Dict[str, Any]
 
 
 def environment(extra: Json) -> Dict[str, str]:
-    """Return the environment of Slurm's commands, which a job inherits."""
+    """Return the environment for Slurm's commands. Jobs inherit it."""
     kept = {k: v for k, v in os.environ.items() if k in PASSED or k.startswith(PASSED_FAMILIES)}
     env = {**kept, **{str(k): str(v) for k, v in extra.items()}, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
     for name in NOT_PASSED:
@@ -65,11 +65,11 @@ def environment(extra: Json) -> Dict[str, str]:
 
 
 def run(argv: List[str], env: Json) -> Json:
-    """Run one command to its end; `rc` is None if it could not be run or timed out."""
+    """Run one command and return its result; `rc` is None if it could not be run or timed out."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=env, timeout=QUESTION_S)
     except subprocess.TimeoutExpired:
-        return {"rc": None, "out": "", "err": "{} gave no answer in {:.0f} s".format(argv[0], QUESTION_S)}
+        return {"rc": None, "out": "", "err": "{} did not finish within {:.0f} s".format(argv[0], QUESTION_S)}
     except OSError as error:
         return {"rc": None, "out": "", "err": "{} can't be run: {}".format(argv[0], error.strerror)}
     out = done.stdout[:MAX_LIST].decode("utf-8", "replace")
@@ -79,7 +79,7 @@ def run(argv: List[str], env: Json) -> Json:
 def queue(folders: Dict[str, str], env: Json) -> Json:
     """Return the rows of gpuwarden's jobs from one list of Slurm's queue; `rows` is None if the list is not valid.
 
-    A Slurm that was built without JSON refuses the option; the list is then requested as text.
+    If Slurm was built without JSON support and rejects `--json`, the list is requested as text.
     """
     done = run(["squeue", "--json", "--me", "--states=all"], env)
     if done["rc"] not in (0, None):
@@ -108,9 +108,9 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
 
 
 def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
-    """Return the array and the index of each of these jobs that is an array task, by the job's name without an array.
+    """Map the names of the jobs that are array tasks to their array and index. Other jobs are left out.
 
-    The job's run folder names the array; the array's folder has the table of its tasks.
+    A file in the job's run folder has the array's name; the array's folder has the table of its tasks.
     """
     found, tables = {}, {}  # type: Dict[str, Json], Dict[str, Json]
     for stem, folder in folders.items():
@@ -129,7 +129,7 @@ def tasks_of(folders: Dict[str, str]) -> Dict[str, Json]:
 
 
 def split(row: Json, tasks: Dict[str, Json]) -> List[Json]:
-    """Split an array's row into one row per task: Slurm has a single row for all pending tasks of an array."""
+    """Split an array's row into one row per task. Slurm has a single row for all pending tasks of an array."""
     number = row.get("array_task_id")
     while isinstance(number, dict):
         number = number.get("number") if number.get("set") is not False else None
@@ -152,10 +152,10 @@ def indices(text: str) -> Set[int]:
     for part in text.strip("[]").partition("%")[0].split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
         if match is None:
-            raise ValueError("Slurm names the tasks of an array in an unknown format: " + text[:80])
+            raise ValueError("Slurm listed the tasks of an array in an unknown format: " + text[:80])
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step < 1 or not 0 <= last - first <= MAX_TASKS:
-            raise ValueError("Slurm names impossible tasks of an array: " + text[:80])
+            raise ValueError("Slurm listed invalid task indices of an array: " + text[:80])
         found.update(range(first, last + 1, step))
     return found
 
@@ -172,7 +172,7 @@ def ranges(numbers: List[int]) -> str:
 
 
 def in_folder(folder: str) -> List[str]:
-    """Return the names in a folder, an empty list if it can't be read."""
+    """Return the names of the files in a folder; an empty list if it can't be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -180,7 +180,7 @@ def in_folder(folder: str) -> List[str]:
 
 
 def spelled(job: Json) -> Json:
-    """Convert a line of text to the format of the JSON list: without unset values, and with the limit in minutes."""
+    """Convert a row of the text list to the JSON format: without unset values, and with the time limit in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdigit()]
@@ -209,7 +209,7 @@ def getpass_user() -> str:
 
 
 def jobs(request: Json, env: Json) -> Json:
-    """Return the queue's rows of gpuwarden's jobs, and the accounting rows of its jobs that left the queue.
+    """Return the queue's rows for gpuwarden's jobs, and the accounting rows for those no longer in the queue.
 
     `folders` maps the stem of each job name to its run folder, which contains a file for every submitted job.
     """
@@ -232,7 +232,7 @@ def jobs(request: Json, env: Json) -> Json:
         answer = reply["accounting"] = run(argv, env)
         if answer["rc"] == 0:
             answer["out"] = "".join(line + "\n" for line in accounted(answer["out"], tasks, lacking))
-        if answer["rc"] != 0:  # distinguish a cluster without accounting from accounting that is down
+        if answer["rc"] != 0:  # either there is no accounting, or it is down
             config = run(["scontrol", "show", "config"], env)
             answer["kept"] = not (config["rc"] == 0 and "accounting_storage/none" in config["out"])
     return reply
@@ -262,7 +262,7 @@ def log_of(task: Json) -> str:
 
 
 def last_words(folder: str, log: Optional[str] = None) -> str:
-    """Return the end of a batch script's output if its runner never started: it has the reason."""
+    """Return the end of a batch script's output, which has the reason, if its runner never started."""
     if os.path.exists(folder + "/status.json"):
         return ""
     try:
@@ -280,7 +280,7 @@ def submitted(stem: str, folder: str) -> List[str]:
 
 
 def limits(request: Json, env: Json) -> Json:
-    """Return the cluster's own output about its limits, and its dry-run check of a request."""
+    """Return the output of Slurm's commands about the cluster's limits, and of a dry run of a request."""
     user = getpass_user()
     asked = {
         "config": ["scontrol", "show", "config"],
@@ -297,9 +297,9 @@ def limits(request: Json, env: Json) -> Json:
 
 
 def submit(request: Json, env: Json) -> Json:
-    """Submit a batch script under a name that is unique for this user, or return the job that already has the name.
+    """Submit a batch script under a name that is unique for this user, or return the existing job with that name.
 
-    A job that belongs to an array is submitted under the array's lock, so that it is not sent twice.
+    For a job of an array, the array's lock is held, so that the job is not submitted twice.
     """
     folder, name = request["folder"], request["name"]
     lock = locked(folder + "/submit.lock")
@@ -319,7 +319,7 @@ def submit(request: Json, env: Json) -> Json:
 
 
 def submitted_once(request: Json, env: Json) -> Json:
-    """Submit a batch script unless its job was submitted before, alone or as a task."""
+    """Submit a batch script unless its job was submitted before, on its own or as an array task."""
     folder, name = request["folder"], request["name"]
     stem = name.rpartition("-a")[0]
     known = read_json(folder + "/" + name + ".submitted")
@@ -338,9 +338,9 @@ def submitted_once(request: Json, env: Json) -> Json:
 
 
 def array(request: Json, env: Json) -> Json:
-    """Submit many jobs as one array, once for its name; a job that was submitted alone is left out.
+    """Submit many jobs as one array, at most once per name. A job that was submitted on its own is left out.
 
-    Each run folder names the array before anything is sent. From then on `submit` for that job checks the array first.
+    The array's name is first written to each run folder. After that, `submit` for a job checks its array first.
     """
     folder, name, tasks = request["folder"], request["name"], request["tasks"]
     lock = locked(folder + "/submit.lock")
@@ -350,7 +350,7 @@ def array(request: Json, env: Json) -> Json:
         config = run(["scontrol", "show", "config"], env)
         most = re.search(r"^MaxArraySize\s*=\s*(\d+)", config["out"], re.MULTILINE)
         if config["rc"] != 0 or most is None:
-            said = config["err"].strip() or "its configuration names no MaxArraySize"
+            said = config["err"].strip() or "its configuration has no MaxArraySize"
             return {"ok": False, "code": "unreachable", "error": said}
         if len(tasks) > int(most[1]):
             said = "the array has {} tasks, but MaxArraySize is {}".format(len(tasks), most[1])
@@ -380,7 +380,7 @@ def array(request: Json, env: Json) -> Json:
 
 
 def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
-    """Put a task's files and its array's name into its run folder; return False if the job was submitted alone."""
+    """Write a task's files and its array's name to its run folder. Return False if the job was submitted on its own."""
     os.makedirs(task["folder"], mode=0o700, exist_ok=True)
     lock = locked(task["folder"] + "/submit.lock")
     try:
@@ -397,7 +397,7 @@ def pointed(task: Json, folder: str, name: str, files: Json) -> bool:
 
 
 def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
-    """Run `sbatch`. After a failure, Slurm's list and its dry-run check distinguish a refusal from a lost reply."""
+    """Run `sbatch`. After a failure, check the queue and do a dry run, to distinguish a refusal from a lost reply."""
     script = folder + "/" + name + ".sh"
     write(script, request["script"])
     given = {**env, "GPUWARDEN_ORDER": json.dumps(request.get("secrets") or {})}
@@ -406,7 +406,7 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
     if done["rc"] == 0 and number.isdigit():
         try:
             write(folder + "/" + name + ".submitted", json.dumps({"id": int(number)}))
-        except OSError:  # the job was submitted anyway, and is found by its name
+        except OSError:  # the job was submitted, and can be found by its name
             pass
         return {"ok": True, "id": int(number), "adopted": False}
     found = queue({name.rpartition("-a")[0]: folder}, env)
@@ -416,11 +416,11 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
     check = run(["sbatch", "--test-only", *request["args"], script], given)
     refused = found["rows"] is not None and done["rc"] not in (None, 0) and check["rc"] not in (None, 0)
     said = (done["err"] or done["out"]).strip()
-    return {"ok": False, "code": "refused" if refused else "unreachable", "error": said or "sbatch gave no job id"}
+    return {"ok": False, "code": "refused" if refused else "unreachable", "error": said or "sbatch returned no job id"}
 
 
 def stop(request: Json, env: Json) -> Json:
-    """End a job: cancel a pending job at once, signal a running one and cancel it after its grace."""
+    """Stop a job: cancel a pending job at once; signal a running job, and cancel it after its grace period."""
     name, folder, grace = request["name"], request["folder"], float(request["grace_s"])
     end = time.monotonic() + float(request["wait_s"])
     asked_at = None  # type: Optional[float]
@@ -447,10 +447,10 @@ def stop(request: Json, env: Json) -> Json:
 
 
 def asked_since(folder: str, grace: float) -> float:
-    """Return the time of the first stop request, and record it now if this is the first.
+    """Return the time of the first stop request. If this is the first, record the current time.
 
-    An impossible time is ignored: the job may have written the file, or the clock was set back. If the file can't be
-    written, the grace is over.
+    An invalid or future time is ignored: the job may have written the file, or the clock was set back. If the file
+    can't be written, there is no grace period.
     """
     now = time.time()
     earlier = (read_json(folder + "/stop.json") or {}).get("asked_at")
@@ -465,12 +465,12 @@ def asked_since(folder: str, grace: float) -> float:
 
 
 def number_of(row: Json) -> str:
-    """Return the id of this job alone: the number of an array's last task is also the number of the whole array."""
+    """Return the id of this job only. For an array's last task, `job_id` is also the id of the entire array."""
     return str(row.get("task") or row["job_id"])
 
 
 def record_unstarted(request: Json, found: Json) -> None:
-    """Write the final status of a job that ended before it ran: Slurm has no record of a task that never ran."""
+    """Write the final status of a job that was stopped before it ran. Slurm has no record of a task that never ran."""
     name, folder = request["name"], request["folder"]
     attempt = max(int(n.rpartition("-a")[2]) for n in [*submitted(name, folder), *found["tasks"]])
     if read_json(folder + "/stop.json") is None or read_json(folder + "/status.json") is not None:
@@ -484,7 +484,7 @@ def record_unstarted(request: Json, found: Json) -> None:
 
 
 def hears(row: Json, folder: str) -> bool:
-    """Return whether a job's runner can receive a signal: it has written a status in this run of the job."""
+    """Return whether a job's runner can handle a signal, because it wrote a status in this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")
     here = status.get("engine_id") == number_of(row) and count in (status.get("requeues"), None)
@@ -500,7 +500,7 @@ def state_of(row: Json) -> str:
 
 
 def has_ended(row: Json, ended: List[str]) -> bool:
-    """Return whether a row's job has ended and will not run again without a new submit."""
+    """Return whether a row's job has ended and will not run again unless it is submitted again."""
     return state_of(row) in ended
 
 
@@ -519,13 +519,13 @@ def locked(path: str) -> int:
             break
     else:
         os.close(fd)
-        raise OSError(11, "another submit of this job has the lock", path)
+        raise OSError(11, "another submission of this job holds the lock", path)
     os.close(fd)
     return -1
 
 
 def taken(folder: str) -> bool:
-    """Return whether a submit for this run folder is in progress; it may outlive its caller."""
+    """Return whether a submission for this run folder is in progress. It may outlive its caller."""
     import fcntl
 
     try:
@@ -565,7 +565,7 @@ def put(path: str, content: bytes) -> None:
 
 
 def read_json(path: str, most: int = 65_536) -> Optional[Json]:
-    """Return the JSON object in a small file; None if it has none."""
+    """Return the JSON object in a small file; None if there is none."""
     try:
         found = json.loads(read_end(path, most))
     except (OSError, ValueError, RecursionError):

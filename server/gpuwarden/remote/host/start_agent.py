@@ -51,7 +51,7 @@ def markers() -> Json:
 
 
 def packages(names: list[str]) -> Json:
-    """Return version and requirements of each installed package, and the versions of its optional requirements."""
+    """Return the version and requirements of each installed package, and the versions of its optional requirements."""
     found: Json = {}
     for name in names:
         try:
@@ -77,7 +77,7 @@ def gpus(path: str) -> Json:
     if tool is None:
         signs = [d for d in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg") if os.path.exists(d)]
         if signs or not sys.platform.startswith("linux"):
-            return {"why": "nvidia-smi is not installed, but %s may have a GPU" % (signs[0] if signs else sys.platform)}
+            return {"why": "no nvidia-smi, but a GPU may exist (%s)" % (signs[0] if signs else sys.platform)}
         return {"list": []}
     asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -93,7 +93,7 @@ def gpus(path: str) -> Json:
 
 
 def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[str]:
-    """Return the modules that an interpreter does not find. Raises OSError if the interpreter does not answer."""
+    """Return the modules that an interpreter can't find. Raises OSError if the interpreter does not answer."""
     asked = [python, "-c", FIND, *names]
     try:
         done = subprocess.run(
@@ -105,7 +105,7 @@ def missing_modules(python: str, names: list[str], env: dict[str, str]) -> list[
 
 
 def missing_of(python: str, code: int, said: str) -> list[str]:
-    """Return the modules that `FIND` printed. Raises OSError if it did not complete."""
+    """Parse the list of modules that `FIND` printed. Raises OSError if `FIND` did not complete."""
     _, mark, rest = said.rpartition("missing:")
     if code != 0 or not mark:
         raise OSError("%s: exit code %d" % (python, code))
@@ -116,7 +116,7 @@ def look(request: Json) -> Json:
     """Return the state of the requested packages, program, files, modules and GPUs.
 
     `env` is the job's environment; its PATH is used to find the job's program. All other programs are found on `path`,
-    which no job controls.
+    which jobs can't change.
     """
     env = dict(os.environ, **request.get("env", {}))
     own = request.get("path") or os.environ.get("PATH", os.defpath)

@@ -1,6 +1,6 @@
-"""Get uv for a machine without it: the program in a pinned wheel of PyPI, downloaded here by pip, by its digest.
+"""Get uv for a machine that does not have it, from a wheel on PyPI that pip downloads here and whose digest is pinned.
 
-The musllinux wheels contain one static program, so that they run under any Linux.
+The musllinux wheels contain one static program, which runs on any Linux.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ WHEELS: Final = {
     "x86_64": Wheel("musllinux_1_1_x86_64", "2c45530751517d6c3bbc69a19473f6effe47cce047bede01ffd8af7ea7b36b25"),
     "aarch64": Wheel("musllinux_1_1_aarch64", "5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe"),
 }
-"""The wheels by `platform.machine()` of a Linux machine."""
+"""The wheels for Linux, by `platform.machine()`."""
 
 
 def name_of(machine: str) -> str:
-    """Return the folder of the program; each release and architecture has its own."""
+    """Return the name of the program's folder. Each release and architecture has its own folder."""
     return f"uv-{VERSION}-{machine}-{WHEELS[machine].sha256[:12]}"
 
 
 def uv_program(machine: str, tools: Path) -> Path:
-    """Return uv's program for an architecture, fetched once into `tools`.
+    """Return the path of uv for an architecture. It is downloaded once to `tools`.
 
-    Raises Unreachable if pip can't download it, NotSupported if neither pip nor uv is installed or the digest differs.
+    Raises Unreachable if pip can't download it, NotSupported if there is no pip and no uv or the digest differs.
     """
     kept = tools / name_of(machine) / "uv"
     if not kept.is_file():
@@ -61,35 +61,35 @@ def uv_program(machine: str, tools: Path) -> Path:
 
 
 def _fetched(wheel: Wheel, folder: Path) -> Path:
-    """Download a wheel with pip, which compares its digest, and return its file."""
+    """Download a wheel with pip, which verifies the digest, and return the file."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"uv=={VERSION} --hash=sha256:{wheel.sha256}\n", "utf-8")
     words = ["download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
     words += ["--disable-pip-version-check", "--platform", wheel.platform, "--dest", str(folder), "-r", str(wanted)]
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip"]
-    elif uv := shutil.which("uv"):  # gpuwarden's own environment was made by uv, which installs no pip
+    elif uv := shutil.which("uv"):  # uv created this environment, without pip
         pip = [uv, "run", "--no-project", "--no-config", "--quiet", "--with", "pip", "python", "-m", "pip"]
     else:
-        raise NotSupported("uv can't be fetched: gpuwarden's own environment has no pip", BY_HAND)
+        raise NotSupported("uv can't be downloaded: gpuwarden's own environment has no pip", BY_HAND)
     try:
         done = subprocess.run(
             [*pip, *words], capture_output=True, timeout=FETCH_S, stdin=subprocess.DEVNULL, check=False, cwd=folder
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unreachable(f"pip did not fetch uv {VERSION}: {type(error).__name__}", BY_HAND) from error
+        raise Unreachable(f"pip could not download uv {VERSION}: {type(error).__name__}", BY_HAND) from error
     files = list(folder.glob("uv-*.whl"))
     if done.returncode != 0 or len(files) != 1:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise Unreachable(f"pip did not fetch uv {VERSION}: {line(said, 300)}", BY_HAND)
+        raise Unreachable(f"pip could not download uv {VERSION}: {line(said, 300)}", BY_HAND)
     return files[0]
 
 
 def _unpacked(file: Path, wheel: Wheel) -> bytes:
-    """Return the program in a wheel. Raises NotSupported if the wheel's digest is not the pinned one."""
+    """Return the program in a wheel. Raises NotSupported if the wheel does not have the pinned digest."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != wheel.sha256:
-        raise NotSupported(f"the wheel of uv {VERSION} is not the pinned one; nothing was sent", BY_HAND)
+        raise NotSupported(f"the wheel of uv {VERSION} does not have the pinned digest; nothing was sent", BY_HAND)
     with zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"uv-{VERSION}.data/scripts/uv")
         if member.file_size > MAX_PROGRAM:

@@ -1,6 +1,6 @@
 """gpuwarden's runner: starts, watches and reports one job on the remote machine.
 
-    python -I runner.py VERB [DIR]      one JSON object on stdin, one JSON object per line on stdout
+    python -I runner.py VERB [DIR]      reads one JSON object from stdin, prints one JSON object per line
 
 Verbs: start, supervise (used by start), allot (replaces both inside an engine's allocation), keep (used by supervise),
 relay (used by supervise), poll, serve (many polls), logs, stop, list, manifest, fetch, read, bundle, disclose, examine,
@@ -9,22 +9,23 @@ Python >= 3.8, standard library only. `DIR` is the run folder of one job:
 
     status.json        status, replaced atomically; padded so that it can be rewritten in place on a full disk
     lock               locked by the running supervisor; the kernel releases the lock when the supervisor dies
-    out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest
-    metrics.jsonl      written by the job: one JSON object per line, `step` and numbers
+    out.<base>.log     the log; <base> is the absolute offset of its first byte. `out.log` links to the newest file
+    metrics.jsonl      written by the job: one JSON object per line, with `step` and metrics
     alerts.jsonl       written by the supervisor
     spool.*.jsonl      reports of the job and the supervisor; `spool.sent.json` has the offsets sent to the server
-    seals.jsonl        digests of finished checkpoints, written by the sealer right after their save. The job may write
-                       here too, so each line has a MAC that verifies its author
+    seals.jsonl        digests of finished checkpoints, written by the sealer right after each save. The job may write
+                       to this file too, so each line has a MAC of the sealer
     keep.json          state of the upload to an artifact store; keep-sent.json lists the uploaded files
     work/              the job's working folder, which contains relative outputs
 
 A job is identified by (token, attempt) and is launched once: the process that gets the lock and finds no status of
-that attempt launches the job, all others adopt it. A process is identified by pid, start ticks and boot id, never by
-its pid alone. Secrets are passed over stdin into the job's environment and nowhere else; their values are masked in
-all written text.
+that attempt launches the job; other processes adopt it. A process is identified by pid, start ticks and boot id, never
+by its pid alone. Secrets are passed over stdin and only to the job's environment; their values are masked in all
+written text.
 
-The modules are sent joined into one file (`runner_bundle.py`). A module imports only its siblings and the standard
-library, and its siblings at the top, because a supervisor outlives the file that it was started from.
+The modules are joined into one file and sent (see `runner_bundle.py`). A module imports only its siblings and the
+standard library. It imports its siblings at the top, because a supervisor outlives the file that it was started from.
 
-Signals to the supervisor: SIGUSR1 is gpuwarden's stop (canceled); SIGTERM and SIGINT come from outside (preempted).
+Signals to the supervisor: gpuwarden sends SIGUSR1 to stop the job (canceled). SIGTERM and SIGINT come from other
+programs (preempted).
 """

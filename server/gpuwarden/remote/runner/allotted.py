@@ -1,21 +1,21 @@
-"""Run a job inside an allocation of an engine, which may repeat the same command by itself.
+"""Run a job inside an allocation of an engine, such as Slurm. The engine may run the same command again by itself.
 
-The engine runs `allot` as its batch script. It prints no reply and ends with the job. The order is in
-`order.<attempt>.json` in the run folder, and the secrets are in the variable `GPUWARDEN_ORDER`, which the job does not
-get. If an engine repeats a batch script, the job is still started once: `restart` counts the runs.
+The engine's batch script runs `allot`, which prints no reply and exits when the job ends. The order is in
+`order.<attempt>.json` in the run folder. The secrets are in the variable `GPUWARDEN_ORDER`, which is not passed to the
+job. If an engine runs a batch script again, `restart`, the number of earlier runs, shows if the job must run again.
 
 An engine may kill this process but not the command, which has its own process group. With `guard` in the request, a
-separate process then ends the command, so that a later attempt never runs beside it.
+separate process then kills the command, so that it never runs at the same time as a later attempt.
 
-For a job on several nodes the request has `nodes`, the engine's command that starts a program on each of them. The
-nodes are checked first, and the command is not started if they can't work together.
+For a job on several nodes, the request has `nodes`, the engine's command that starts a program on each node. The nodes
+are checked first, and the command is not started if they can't work together.
 
 Other fields of the request: `codes` maps states to exit codes for engines that interpret exit codes. `echo` repeats
 the job's output on stdout, for engines whose log is the only readable output. `outlast` keeps this process alive until
 the upload to the artifact store ends, for engines that delete the machine when this process exits.
 
-SIGUSR1 and SIGTERM both announce the end of the allocation. `stop.json` in the run folder shows that gpuwarden
-requested the end, as does `canceled.<attempt>`, which no later start removes.
+SIGUSR1 and SIGTERM both announce the end of the allocation. If `stop.json` or `canceled.<attempt>` is in the run
+folder, gpuwarden requested the end. No later start removes `canceled.<attempt>`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Allotted(Supervisor):
         self.nodes, self.count = nodes, count
 
     def listen(self) -> None:
-        """Handle the engine's signals as the end of the allocation, or as a cancel if gpuwarden requested it."""
+        """Treat the engine's signals as the end of the allocation, or as a cancellation if gpuwarden requested it."""
         super().listen()
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ended_by_engine())
@@ -66,19 +66,19 @@ class Allotted(Supervisor):
                 self.log.write(self.redactor.text(f"[gpuwarden] {problem['text']}\n").encode())
             if found:
                 texts = "; ".join(str(problem["text"]) for problem in found)
-                why = f"its nodes can't work together (nodes.json): {texts}"[:900]
+                why = f"the job's nodes can't work together (see nodes.json): {texts}"[:900]
                 self.status.update(exit_code=UNFIT_NODES, why=self.redactor.text(why))
                 return False
         return super().launch()
 
     def ended_by_engine(self) -> None:
-        """Record that the job must end, and whether gpuwarden requested it."""
+        """Record that the job must stop, and whether gpuwarden requested that."""
         asked = os.path.lexists(self.folder + "/stop.json") or is_canceled(self.folder, self.status["attempt"])
         self.intend("canceled" if asked else "preempted", override=asked)
 
 
 def allot(folder: str, request: Json) -> Json | None:
-    """Run one attempt of the job to its end, and exit with its code. Ask the engine for a requeue if one is due."""
+    """Run one attempt of the job to its end, and exit with its exit code. Request a requeue if one is due."""
     order = order_of(folder, int(request["attempt"]), os.environ.get(str(request.get("part") or ""), ""))
     lock = lock_of(folder)
     restart = restart_of(folder, order, request)
@@ -86,7 +86,7 @@ def allot(folder: str, request: Json) -> Json | None:
     if is_canceled(folder, order["attempt"]):
         status = read_status(folder) or {}
         ended = status.get("state") in set(FINAL) - {"preempted"} and status.get("attempt") == order["attempt"]
-        if not ended:  # an earlier run of this attempt was killed before it wrote its end
+        if not ended:  # an earlier run was killed before it wrote a final status
             first = first_status(order, 10.0)
             why = "stopped on request, before it started"
             write_status(
@@ -127,10 +127,10 @@ def outlast(supervisor: Supervisor) -> None:
 
 
 def restart_of(folder: str, order: Json, request: Json) -> int:
-    """Return how often the engine has started this attempt before.
+    """Return how many times the engine has started this attempt before.
 
-    The number comes from the engine. If the engine does not count, each run has a new id, and its number is the
-    previous run's plus one.
+    The engine reports the number. If it does not count the runs, each run has a new id, and the number of the previous
+    run is increased by one.
     """
     if request.get("restarts"):
         return int(os.environ.get(str(request["restarts"]), "") or 0)
@@ -145,16 +145,16 @@ def restart_of(folder: str, order: Json, request: Json) -> int:
 def order_of(folder: str, attempt: int, part: str = "") -> Json:
     """Return the order of an attempt with its secrets, which are removed from the environment.
 
-    All `part`s of an array share one environment, which has one variable per part, named by its number.
+    All parts of an array share one environment. It has one variable per part, whose name ends with the part's number.
     """
     given = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(SECRETS)}
     try:
         order: Any = json.loads(read_small(f"{folder}/order.{attempt}.json", 16 << 20))
         secrets: Any = json.loads(given.get(f"{SECRETS}_{part}" if part else SECRETS) or "{}")
     except (OSError, ValueError, RecursionError) as error:
-        raise Problem("bad_request", f"the order of attempt {attempt} can't be read: {error}") from None
+        raise Problem("bad_request", f"the order for attempt {attempt} can't be read: {error}") from None
     if not isinstance(order, dict) or not isinstance(secrets, dict) or order.get("attempt") != attempt:
-        raise Problem("bad_request", f"{folder} has no order of attempt {attempt}")
+        raise Problem("bad_request", f"{folder} has no order for attempt {attempt}")
     check_order(order)
     return {**order, "secrets": secrets}
 
@@ -166,12 +166,12 @@ def lock_of(folder: str) -> int:
     except Problem:
         return -1
     if lock < 0:
-        raise Problem("conflict", f"another run of this job has {folder}")
+        raise Problem("conflict", f"another run of this job holds the lock of {folder}")
     return lock
 
 
 def is_due(folder: str, order: Json, restart: int) -> bool:
-    """Return whether this run of the batch script must run the job: no other run does, and the job is not finished."""
+    """Return whether this run of the batch script must run the job: no earlier run did, or the job was requeued."""
     status = read_status(folder)
     if status is None or status.get("token") != order["token"]:
         return True
@@ -184,26 +184,26 @@ def is_due(folder: str, order: Json, restart: int) -> bool:
 
 
 def is_canceled(folder: str, attempt: int) -> bool:
-    """Return whether the attempt was permanently canceled, so that it does nothing if the engine starts it again."""
+    """Return whether the attempt was permanently canceled. It then does nothing if the engine starts it again."""
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 
 def again(command: list[str]) -> None:
-    """Ask the engine to requeue this job. If it refuses, the job ends."""
+    """Ask the engine to requeue this job. If the engine refuses, the job ends."""
     import subprocess
 
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, timeout=REQUEUE_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"the job could not be queued again: {error}\n")
+        sys.stderr.write(f"the job could not be requeued: {error}\n")
 
 
 def guard(folder: str, attempt: int, lock: int) -> None:
-    """Fork a process that outlives this one and then kills the remaining processes of the attempt's command.
+    """Fork a process that waits until this one exits, then kills the remaining processes of the attempt's command.
 
-    They are found by their environment, because the status may not have the command's pid when this process dies.
+    It finds them by their environment, because the status may not have the command's pid when this process dies.
     """
-    reader, writer = os.pipe()  # its end closes when this process ends
+    reader, writer = os.pipe()  # `writer` is closed when this process ends
     first = os.fork()
     if first:
         os.close(reader)
@@ -217,7 +217,7 @@ def guard(folder: str, attempt: int, lock: int) -> None:
             for fd in (writer, lock):
                 if fd >= 0:
                     os.close(fd)
-            for fd in (0, 1, 2):  # an engine may wait for the end of the output
+            for fd in (0, 1, 2):  # an engine may wait until the output is closed
                 os.dup2(os.open(os.devnull, os.O_RDWR), fd)
             while os.read(reader, 1):
                 pass

@@ -1,4 +1,4 @@
-"""Detect anomalies by comparing a run with its own past."""
+"""Detect anomalies by comparing new values with earlier values of the same run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ STEP = "a step"
 
 
 def at_step(step: int | None) -> str:
-    """Return the step for use in a sentence; empty if it is unknown."""
+    """Return the step as part of a sentence; empty if it is unknown."""
     return "" if step is None else f" at step {step}"
 
 
@@ -21,11 +21,11 @@ def middle(values: Iterable[float]) -> float:
 class Course:
     """Detects a loss that jumps and stays high, and steps that become much slower.
 
-    Each is reported once after `ROW` values in a row, and again when it ends, as kind, text and subject. The subject is
-    the name of the loss, or `STEP` for the pace.
+    An anomaly is reported once after `ROW` consecutive values, and again when it ends, as kind, text and subject. The
+    subject is the name of the loss, or `STEP` for slow steps.
     """
 
-    MEMORY, LEAST, ROW = 50, 20, 5  # values kept, values needed before the first alert, values in a row
+    MEMORY, LEAST, ROW = 50, 20, 5  # kept values, values before the first alert, consecutive values
     JUMP, SLOW, SLOW_S = 5.0, 5.0, 30.0
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Course:
             usual = middle(past)
             early = self.early.setdefault(name, middle(past[: self.LEAST // 2]))
             spread = middle(abs(v - usual) for v in past)
-            # The maximum of five medians, the median plus ten spreads, and half of the early median.
+            # The maximum of 5 * median, median + 10 * spread, and early median / 2.
             limit = max(self.JUMP * usual, usual + 10 * spread, early / 2) if usual > 0 else None
         if limit is None or value <= limit:
             was, self.high[name] = self.high.get(name, 0), 0
@@ -77,4 +77,4 @@ class Course:
         if self.slow or not slow:
             return None
         self.slow = True
-        return "slowed", f"a step takes {present:.3g} s, before it took {usual:.3g} s (at step {step})", STEP
+        return "slowed", f"a step now takes {present:.3g} s instead of {usual:.3g} s (at step {step})", STEP

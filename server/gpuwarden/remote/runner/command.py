@@ -1,4 +1,4 @@
-"""Manage the job's process: its environment, the liveness of its group, and the meaning of its exit code."""
+"""Start the job's process, check whether its process group is alive, and interpret its exit code."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def spawn(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
 def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> Any:
     """Start the command in a sandbox.
 
-    The program that creates the sandbox gets no input that the job controls. The job's variables go over a pipe to the
-    first program inside the sandbox, which reports the command's exit over another pipe. Signals that end a job are
-    blocked in the creating program: they are sent to the whole group, but only the command must handle them.
+    The program that creates the sandbox gets no input that the job controls. The job's variables are sent over a pipe
+    to the first program inside the sandbox, which reports the command's exit over another pipe. The creating program
+    blocks the signals that end a job: they are sent to the process group, but are meant for the command.
     """
     import subprocess
 
@@ -101,7 +101,7 @@ def packed(env: Mapping[str, str]) -> bytes:
 
 
 def ended(child: Any) -> tuple[int, str]:
-    """Return the exit code of an ended command, or minus its signal, and the error if it could not be started."""
+    """Return a command's exit code, or its signal as a negative number, and the error if it could not be started."""
     code = child.wait()
     report = getattr(child, "report", -1)
     if report < 0:
@@ -116,20 +116,20 @@ def ended(child: Any) -> tuple[int, str]:
     if word == "error":
         return 127, rest
     if word != "status" or not rest.isdigit():
-        return 128 - code if code > 128 else code, ""  # it was killed with its sandbox, or has no sandbox
+        return 128 - code if code > 128 else code, ""  # killed with its sandbox, or started without one
     status = int(rest)
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), ""
 
 
 def exited(child: Any) -> bool:
-    """Return whether the command has ended. It stays a zombie, so that its group id is not reused."""
+    """Return whether the command has ended. It is not reaped, so that its process group id is not reused."""
     if has_proc() and hasattr(os, "waitid"):
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return child.poll() is not None
 
 
 def remain(group: int) -> bool:
-    """Return whether the group has living members other than the ended command."""
+    """Return whether the process group has running members other than the command that ended."""
     members = group_members(group)
     if members is not None:
         return bool(members)
@@ -141,13 +141,13 @@ def remain(group: int) -> bool:
 
 
 def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str, str]:
-    """Return the final state of an attempt, the reason code and a sentence. The state is empty if a restart is due."""
+    """Return an attempt's final state, its reason code and a description. The state is empty if a restart is due."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if intent:
         return (
             intent,
             OF_INTENT[intent],
-            {"canceled": "stopped on request", "preempted": "a signal from outside ended it"}.get(
+            {"canceled": "stopped on request", "preempted": "an external signal ended the job"}.get(
                 intent, "the time limit of {} s was reached".format(spec.get("timeout_s"))
             )
             + f" ({how})",
@@ -157,8 +157,8 @@ def meaning(code: int, intent: str, spec: Json, restarts: int) -> tuple[str, str
     if code in RETRY_CODES or -code in RETRY_SIGNALS:
         limit = int(spec.get("max_restarts") or 0)
         if restarts < limit:
-            return "", Reason.EXITED, f"{how} asks for a restart ({restarts + 1} of {limit})"
-        return "failed", Reason.RESTARTS_USED, f"{how} asks for a restart, and all {limit} were used"
+            return "", Reason.EXITED, f"{how} requests a restart ({restarts + 1} of {limit})"
+        return "failed", Reason.RESTARTS_USED, f"{how} requests a restart, but all {limit} restarts were used"
     reason = Reason.KILLED if code < 0 else Reason.EXITED
-    memory = ", which is how the kernel kills a process when memory is exhausted" if code == -9 else ""
+    memory = ", the signal that the kernel sends when memory is exhausted" if code == -9 else ""
     return "failed", reason, how + memory

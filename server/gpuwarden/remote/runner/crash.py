@@ -1,4 +1,4 @@
-"""Report an unexpected exception: the module lines that it passed through, then the usual traceback."""
+"""Report an unexpected exception: the modules and line numbers in its traceback, then the usual traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEADING = "# module: "  # the heading of a module in the bundle
 
 
 def report_crash(kind: Any, error: Any, trace: Any) -> None:
-    """Print a traceback, as `sys.excepthook`. Lines of the bundle are shown with their module: `log.py:17`."""
+    """Print a traceback. Used as `sys.excepthook`. Lines of the bundle are shown as lines of modules: `log.py:17`."""
     import linecache
     import traceback
 
@@ -20,7 +20,7 @@ def report_crash(kind: Any, error: Any, trace: Any) -> None:
 
 
 def module_line(lines: list[str], number: int) -> str:
-    """Return the module of a line and its number in that module, such as `log.py:17`."""
+    """Return the module of a line and the line's number in that module, such as `log.py:17`."""
     for top in range(min(number, len(lines)), 0, -1):
         if lines[top - 1].startswith(HEADING):
             return f"{lines[top - 1][len(HEADING) :].strip()}.py:{number - top}"

@@ -1,4 +1,4 @@
-"""Examine checkpoints in place with the checkpoints archive."""
+"""Examine checkpoints on this machine with the checkpoints archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FINDINGS = 8 << 20
 
 
 def examine(folder: str, request: Json) -> Json:
-    """Run the archive on outputs in place, and print its lines. Prints progress lines while it runs."""
+    """Run the archive on outputs and print its lines, with progress lines while it runs."""
     archive = find_archive(folder, request.get("archive"))
     if not archive:
         raise Problem("no_archive", "the archive that examines checkpoints is not on this machine")
@@ -70,7 +70,7 @@ def bounded(folder: str, mapping: PathMapping, path: str) -> str:
 
 
 def passed_on(child: Any) -> list[Json]:
-    """Return the lines of a child, and print a progress line every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
+    """Return a child's lines, and print a progress line every 5 s. Raises Problem above `MAX_FINDINGS` bytes."""
     import select
 
     data = bytearray()

@@ -1,6 +1,6 @@
-"""Check all nodes of an allocation before the command runs: one bad node hangs the group while all are billed.
+"""Check all nodes of an allocation before the command runs, because one bad node makes the others hang.
 
-The engine starts `node_agent.py` of the run folder once on each node. The answers and problems are written to
+The engine starts `node_agent.py` of the run folder once on each node. The replies and problems are written to
 `nodes.json`. Only observed problems count: if the engine could not start the check, or the check timed out before all
 nodes answered, the command still runs.
 """
@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.protocol import Json
 
 NODES_LOOK_S = 90.0
 CLOCK_S = 2.0
-"""A larger clock difference misorders logs and checkpoints and makes short-lived tokens fail."""
+"""With a larger clock difference, logs and checkpoints are out of order, and short-lived tokens may be rejected."""
 NOWHERE = ("loopback", "bridge")
 MAX_OUT = 16 << 20
 Problems = List[Dict[str, Any]]  # noqa: UP006
@@ -35,7 +35,7 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
         )
         out, said = done.stdout[:MAX_OUT], done.stderr[-2000:]
     except subprocess.TimeoutExpired as error:
-        out, said, cut_off = (error.stdout or b"")[:MAX_OUT], b"the look took too long", True
+        out, said, cut_off = (error.stdout or b"")[:MAX_OUT], b"the check of the nodes timed out", True
     except OSError as error:
         out, said = b"", str(error).encode()
     nodes = []
@@ -46,18 +46,18 @@ def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[st
             continue
         if _of_a_node(answer):
             nodes.append(answer)
-    # After a timeout, a node without an answer may only be slow.
+    # After a timeout, a node without a reply may just be slow.
     found = problems(nodes, 0 if cut_off else count, env, asked_at, time.time())
     seen = {"asked": count, "problems": found, "nodes": nodes, "said": said.decode("utf-8", "replace")}
     try:
         write_atomic(folder + "/nodes.json", json.dumps(seen).encode())
-    except OSError:  # the problems count even if the file can't be written
+    except OSError:  # the problems are returned anyway
         pass
     return found
 
 
 def _of_a_node(answer: object) -> bool:
-    """Return whether a row has the format of `node_agent.py`; a login script may print other rows."""
+    """Return whether a row is a reply of `node_agent.py`. A login script may print other rows."""
     if not isinstance(answer, dict) or answer.get("ok") is not True:
         return False
     interfaces = answer.get("interfaces") or []
@@ -67,9 +67,9 @@ def _of_a_node(answer: object) -> bool:
 
 
 def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: float, until: float) -> Problems:
-    """Return the reasons why these nodes can't work together, as codes with sentences.
+    """Return the reasons why these nodes can't work together, with codes and descriptions.
 
-    The nodes read their clocks between `since` and `until`, in seconds of the first node's clock.
+    The nodes read their clocks between `since` and `until`, which are times on the first node's clock.
     """
     found: Problems = []
 
@@ -85,7 +85,7 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
             add("clock_off", name, f"its clock is at least {min(abs(now - since), abs(now - until)):.0f} s off")
         fabric = node.get("fabric") or {}
         if fabric.get("switches") and fabric.get("service") in ("inactive", "failed"):
-            add("fabric_down", name, f"it has NVSwitches, and its fabric manager is {fabric['service']}")
+            add("fabric_down", name, f"it has NVSwitches, but its fabric manager is {fabric['service']}")
         own = {**(node.get("env") or {}), **env}
         there = {str(i.get("name")): str(i.get("kind") or "") for i in node.get("interfaces") or () if i.get("up")}
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -93,15 +93,15 @@ def problems(nodes: Sequence[Json], count: int, env: Mapping[str, str], since: f
             words = value.split(",") if variable[0] == "G" else selected(value, list(there))
             taken = [word for word in words if word in there]
             if value and node.get("interfaces") is not None and not any(there[word] not in NOWHERE for word in taken):
-                leads = f"selects {', '.join(taken)}, which leads to no other node" if taken else "is not there"
-                add("interface_wrong", name, f"{variable} is {value}, and that {leads}")
+                leads = f"selects {', '.join(taken)} and reaches no other node" if taken else "matches no interface"
+                add("interface_wrong", name, f"{variable} is {value}, which {leads}")
     for what, key in (("PyTorch", "torch"), ("NCCL", "nccl")):
         versions = {name: (node.get("torch") or {}).get(key) for name, node in named.items()}
         have = {name: version for name, version in versions.items() if version}
         first = next(iter(have), "")
         for name, version in have.items():
             if version != have[first]:
-                add(f"{key}_differs", name, f"it has {what} {version}, and {first} has {have[first]}")
+                add(f"{key}_differs", name, f"it has {what} {version}, but {first} has {have[first]}")
     return found
 
 

@@ -11,14 +11,14 @@ from gpuwarden.remote.runner.protocol import Json
 
 
 class Asked:
-    """Makes calls in a thread, because they may hang on a failing driver or a lost network disk."""
+    """Makes calls in a separate thread, because they may hang if a driver fails or a network disk is unreachable."""
 
     def __init__(self) -> None:
         self.values: Json = {}
         self.thread: Any = None
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Start a call unless one is running; return its answer within `patience` seconds, or the last one."""
+        """Start a call unless one is running. Return its result after at most `patience` seconds, or the last one."""
         if not (self.thread and self.thread.is_alive()):
             import threading
 
@@ -33,7 +33,7 @@ class Asked:
 
 
 class DiskSpace(Asked):
-    """Free disk space and inodes of the declared outputs: the lowest values among their file systems."""
+    """Free disk space and inodes for the declared outputs: the lowest values among their file systems."""
 
     def __init__(self, paths: list[str]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Gpu(Asked):
         self.program = shutil.which("nvidia-smi")
 
     def ask(self, patience: float = 0.0) -> Json:
-        """Return utilization and memory of the GPUs; empty without `nvidia-smi`."""
+        """Return the utilization and memory of the GPUs; empty without `nvidia-smi`."""
         return super().ask(patience) if self.program else {}
 
     def _query(self) -> None:

@@ -1,4 +1,4 @@
-"""List further losses of a teardown: other processes and undeclared files."""
+"""List what else a teardown would destroy: other processes and undeclared files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def processes(marker: str | None) -> list[str]:
 
 
 def describe(pid: int, marker: str | None) -> str:
-    """Return a line about a process to disclose; empty if it need not be disclosed."""
+    """Describe a process that must be disclosed; empty if it need not be disclosed."""
     fields = proc_stat(pid)
     try:
         words = read_small(f"{PROC}/{pid}/cmdline", 4096).decode("utf-8", "backslashreplace").split("\0")
@@ -70,12 +70,12 @@ def describe(pid: int, marker: str | None) -> str:
     if "parker" in words[:-1] and os.path.isfile(words[words.index("parker") + 1] + "/park.lock"):
         return ""  # the self-stop process
     if is_keeper(words):
-        return ""  # the upload to the artifact store, which the gate checks, or the relay
+        return ""  # the relay, or the upload to the artifact store, which the gate checks separately
     ours = runs_for(words, environ)
     state = observe(ours)["state"] if ours else ""
     if state == "running":
         return ""
-    left = f" (left over from {os.path.basename(ours)}, which is {state})" if ours else ""
+    left = f" (left over from the job in {os.path.basename(ours)}, whose state is {state})" if ours else ""
     return f"pid {pid}: {' '.join(' '.join(words).split())[:200]}{left}"
 
 
@@ -104,8 +104,8 @@ def runs_for(words: list[str], environ: dict[str, str]) -> str:
 def fresh_files(folder: str, status: Json, root: str, since: float, exclude: list[str]) -> tuple[list[Json], bool]:
     """Return undeclared regular files written since the job began, and whether the list is complete.
 
-    The search covers the job's working folder, and `root` except run folders; it is limited in entries and time. The
-    list has at most `MAX_FRESH` files, the largest, so that thousands of samples do not hide a checkpoint.
+    The search covers the job's working folder, and `root` except for run folders. Its time and number of entries are
+    limited. At most `MAX_FRESH` files are listed, the largest, so that a checkpoint is not lost among many samples.
     """
     mapping = PathMapping({"root": root})
     declared = [os.path.realpath(mapping.locate(folder, str(p))[0]) for p in [*(status.get("outputs") or []), *exclude]]
@@ -141,7 +141,7 @@ def is_run_folder(path: str, own: str) -> bool:
 
 
 def fresh(real: str, top: str, work: str, since: float) -> list[Json]:
-    """Return a list with the row of a file; empty unless it is regular and was written since."""
+    """Return a list with the row of a file; empty unless it is a regular file that was written after `since`."""
     try:
         info = os.lstat(real)
     except OSError:

@@ -11,7 +11,7 @@ from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
 KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
-MOST_REQUEST = 60_000  # it must fit into a pipe until the right Python reads it
+MOST_REQUEST = 60_000  # must fit into a pipe's buffer until the right Python reads it
 KEEP_REPORT = "keep.json"  # in the run folder: the state of the upload, for the supervisor and the user
 
 
@@ -21,15 +21,15 @@ def take_keys(secrets: dict[str, str]) -> dict[str, str]:
 
 
 def secret_keys(keys: dict[str, str]) -> list[str]:
-    """Return the values that must never be written. Regions and endpoints are not secret."""
+    """Return the values that must never be written to a file or log. Regions and endpoints are not secret."""
     return [value for name, value in keys.items() if "KEY" in name or "TOKEN" in name]
 
 
 def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
     """Start the upload alongside the job at low priority. Return None if no upload is configured or the start fails.
 
-    `job` has the token and the attempt; `key` signs the store's manifests. Key and credentials are sent only on stdin.
-    When stdin closes, no more files will be saved: the process uploads the rest and exits.
+    `job` has the token and the attempt; `key` signs the store's manifests. The key and credentials are sent only on
+    stdin. Closing stdin means that no more files will be saved: the process uploads the remaining files and exits.
     """
     import shutil
     import subprocess

@@ -16,11 +16,11 @@ SMALL = 10 << 20
 
 
 class Changed(Exception):
-    """The file no longer matches its seal. Its new content is uploaded after the next seal."""
+    """The file no longer matches its seal. It is uploaded after it is sealed again."""
 
 
 class S3Store:
-    """An S3 bucket. A multipart upload resumes after a restart: parts that the store has are not sent again.
+    """An S3 bucket. A multipart upload resumes after a restart: parts that the store already has are not sent again.
 
     It needs the permissions PutObject, AbortMultipartUpload and ListMultipartUploadParts; without the last one all
     parts are sent again. `uploads` maps keys to the ids of uploads in progress.
@@ -43,7 +43,7 @@ class S3Store:
         )  # fmt: skip
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Upload one file. Raises Changed if its content does not match its row; then no object is created."""
+        """Upload one file. Raises Changed, and creates no object, if its content does not match its row."""
         import hashlib
 
         size, step = row["size"], part_size(row["size"])
@@ -79,7 +79,7 @@ class S3Store:
         self.forget(key)
 
     def there(self, key: str) -> dict[int, str]:
-        """Return the parts that the store has of an upload, number -> ETag. Begin the upload if none is in progress."""
+        """Return the ETags of the uploaded parts, by part number. Begin the upload if none is in progress."""
         from botocore.exceptions import ClientError  # type: ignore[import-untyped,unused-ignore]
 
         if key in self.uploads:
@@ -90,7 +90,7 @@ class S3Store:
             except ClientError as error:
                 if error.response["Error"]["Code"] == "AccessDenied":
                     return {}
-                self.uploads.pop(key)  # the store aborted it
+                self.uploads.pop(key)  # the store aborted the upload
         made = self.client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm="SHA256")
         self.uploads[key] = str(made["UploadId"])
         self.remember()
@@ -116,7 +116,7 @@ class HubStore:
     Large files are stored by digest before the commit, so files sent by an earlier process are not sent again.
     """
 
-    late = True  # files become visible with the commit
+    late = True  # files are visible only after the commit
 
     def __init__(self, keep: Json, keys: dict[str, str]) -> None:
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -127,7 +127,7 @@ class HubStore:
         self.added: list[Any] = []
 
     def put(self, key: str, fd: int, row: Json, pace: Throttle) -> None:
-        """Collect one file, and send its content if the Hub stores it outside git. Raises Changed as in `S3Store`."""
+        """Collect one file, and send its content if the Hub stores it outside git. Raises Changed as `S3Store` does."""
         from huggingface_hub import CommitOperationAdd
 
         # The Hub never stores larger files in git, so the commit does not need their content.
@@ -147,12 +147,12 @@ class HubStore:
         added, self.added = self.added, []
         listed = CommitOperationAdd(path_in_repo=key, path_or_fileobj=manifest)
         self.api.create_commit(
-            self.repo, [*added, listed], commit_message=f"Keep {len(added)} files of a job", repo_type=self.kind
+            self.repo, [*added, listed], commit_message=f"Upload {len(added)} files of a job", repo_type=self.kind
         )
 
 
 class HubBucket:
-    """A bucket on the Hub. Its client uploads a path or bytes without a rate limit, so a pause follows each file.
+    """A bucket on the Hub. The Hub's client has no rate limit, so there is a pause after each file.
 
     Content that the Hub already has is not sent again. Small files are collected and sent in batches.
     """
@@ -181,7 +181,7 @@ class HubBucket:
             self.small.append((data, key))
             if sum(len(content) for content, _ in self.small) > SMALL:
                 self.flush()
-        else:  # by its descriptor, because the path may name another file by now
+        else:  # through its descriptor, because there may be another file at the path now
             self.api.batch_bucket_files(self.bucket, add=[(f"/dev/fd/{fd}", key)])
             after = stamp(os.fstat(fd))
             if any(after[name] != row[name] for name in after):
@@ -201,7 +201,7 @@ class HubBucket:
 
 
 class PacedFile(io.BufferedIOBase):
-    """A readable file over a descriptor that limits the rate of reading."""
+    """A readable file that wraps a descriptor and limits the rate of reading."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size, self.at = fd, size, 0
@@ -225,7 +225,7 @@ class PacedFile(io.BufferedIOBase):
         return self.at
 
     def read(self, count: int | None = -1) -> bytes:
-        """Return the next bytes, up to the size at the start of the upload."""
+        """Return the next bytes, up to the size that the file had at the start of the upload."""
         left = max(0, self.size - self.at)
         data = os.pread(self.fd, left if count is None or count < 0 else min(count, left), self.at)
         self.at += len(data)
@@ -254,7 +254,7 @@ def whole(fd: int, at: int, count: int) -> bytes:
 
 
 def open_store(keep: Json, keys: dict[str, str], uploads: dict[str, str], remember: Callable[[], None]) -> Any:
-    """Return the store of an order. `remember` saves the `uploads` under way."""
+    """Return the client for an order's store. `remember` saves the ids of the `uploads` in progress."""
     if keep.get("scheme") not in CLIENTS:
         raise Problem("bad_request", "the artifact store has an unknown scheme")
     if keep["scheme"] == "s3":

@@ -1,7 +1,7 @@
-"""Record the end of a run in an artifact store's manifest, which has the last state of a machine that is off.
+"""Record the end of a run in an artifact store's manifest, which can be read when the machine is off.
 
 Each manifest is signed with a key of this job that is never written to the machine's disks. It differs from the key of
-the seals, because the upload may run in a Python that the job installed.
+the seals, because the upload may use a Python that the job installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.status import read_status
 
-LOOK = "/keep.look"  # the self-stop process's request for a last manifest, echoed in the answer
+LOOK = "/keep.look"  # the self-stop process's request for a last manifest, which contains the request's text
 GOES_ON = "-"  # prefix of a request when the machine keeps running
 MOST_LOOK = 100
 REPORTED = (
@@ -55,7 +55,7 @@ def asked_look(folder: str) -> str:
 
 
 def end_of_run(folder: str, order: Json, listing: Listing, look: str) -> Json:
-    """Return the job's final status, and the machine's processes and files apart from the listed ones.
+    """Return the job's final status, and the processes and files on the machine that are not in the listing.
 
     `look` is the request of the self-stop process if the machine is about to stop itself.
     """

@@ -1,7 +1,7 @@
 """Upload a job's outputs to its artifact store while the job runs, until all are uploaded.
 
 While the job runs, only sealed checkpoints are uploaded, one at a time; the manifest is written after the files that it
-lists. After the job's end the other files follow. The process never deletes anything in the store.
+lists. After the job's end, the other files are uploaded. The process never deletes anything in the store.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ KEPT_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "p
 
 
 def keep(folder: str, scheme: str, how: str) -> None:
-    """Replace this process with a Python that has the store's client, or upload if `how` is `ready`."""
+    """Upload if `how` is `ready`; otherwise replace this process with a Python that can import the store's client."""
     folder = os.path.realpath(folder)
     if how != "ready":
         become_client(folder, scheme, how == "boxed")
     os.nice(19)
     order = json.loads(read_order())
-    if not order.get("root"):  # a rehearsal finds its processes by their environment
+    if not order.get("root"):  # a rehearsal must read the environment of its processes
         hide_memory()
     Keeper(folder, order).run()
 
@@ -75,9 +75,9 @@ def report_keep(folder: str, state: str, error: str = "", look: str = "") -> Non
 
 
 def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
-    """Replace this process with a Python that has the store's client. Retries, because the job may install it.
+    """Replace this process with a Python that can import the store's client. Retries: the job may install the client.
 
-    The order stays unread on stdin for the new process.
+    The order on stdin is not read, so that the new process can read it.
     """
     module = CLIENTS[scheme]
     while True:
@@ -96,7 +96,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
 
 
 def input_closed(seconds: float) -> bool:
-    """Wait up to `seconds` until the other end closes stdin; return whether it has. Reads nothing."""
+    """Wait up to `seconds` until the other end of stdin is closed; return whether it is. Reads nothing."""
     import select
 
     poller = select.poll()
@@ -105,9 +105,9 @@ def input_closed(seconds: float) -> bool:
 
 
 def pythons(folder: str, module: str, boxed: bool) -> list[list[str]]:
-    """Return the commands of the Pythons that may have the client: the job's first, one created by uv last.
+    """Return the commands of the Pythons that may have the client: first the job's, last a temporary one of uv.
 
-    A Python that a sandboxed job may have written is not run outside the sandbox.
+    A Python that a sandboxed job may have modified is not run outside the sandbox.
     """
     import shutil
 
@@ -136,7 +136,7 @@ def has_module(python: list[str], module: str) -> bool:
 
 
 class Keeper:
-    """Uploads files. `rows` are the uploaded files by path, as the next manifest lists them."""
+    """Uploads files. `rows` maps paths to the uploaded files, in the format of the manifest."""
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.order, self.where = folder, order, order["keep"]
@@ -149,14 +149,14 @@ class Keeper:
         self.uploads: dict[str, str] = {}
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.final = self.listed_all = False
-        self.claims = False  # the store's manifest may have the end of the run
+        self.claims = False  # whether the store's manifest may describe the end of the run
         self.free_at = 0.0
         self.key = str(order.get("key") or "")
         self.look = self.asked = ""
         self.end: Json | None = None
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
-            ours = not self.key or record["mac"] == keep_mac(record, self.key)  # the job may write here
+            ours = not self.key or record["mac"] == keep_mac(record, self.key)  # the job may write to this folder
             if record["keep"] == self.where and ours:
                 self.rows = {row["path"]: row for row in record["files"]}
                 self.uploads = dict(record["uploads"])
@@ -164,9 +164,9 @@ class Keeper:
             self.rows, self.uploads = {}, {}  # all files are uploaded again
 
     def run(self) -> None:
-        """Upload until the job has ended and all files are uploaded. Pauses grow after failures."""
+        """Upload until the job has ended and all files are uploaded. After failures, the pauses get longer."""
         lock = take_lock(self.folder, "keep.lock")
-        while lock < 0:  # the upload of an earlier attempt is still ending
+        while lock < 0:  # the upload of an earlier attempt has not ended yet
             time.sleep(1.0)
             lock = take_lock(self.folder, "keep.lock")
         pause, over, began, done = self.every, input_closed(0.0), time.monotonic(), False
@@ -178,7 +178,7 @@ class Keeper:
                 if over and (done or not self.final):
                     break
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
-            except Exception as error:  # from three libraries; the next turn tries again
+            except Exception as error:  # any error of the client libraries; tried again in the next turn
                 self.store = None
                 text = client_error(error, self.redactor)
                 report_keep(self.folder, "failed", f"the upload to the artifact store failed: {text}")
@@ -192,31 +192,31 @@ class Keeper:
             self.await_park(began)
 
     def await_park(self, began: float) -> None:
-        """Update the store's manifest when the machine is about to stop itself, so that it has the last state."""
+        """Update the store's manifest with the final state when the machine is about to stop itself."""
         again = False
         while last_of(self.folder, self.order.get("attempt")) and (again or time.monotonic() - began < GIVE_UP_S):
             asked = asked_look(self.folder)
             if asked != self.asked or again:
                 self.asked, state, text = asked, "failed", ""
                 self.look = "" if asked.startswith(GOES_ON) else asked
-                for _ in range(2):  # a connection from hours ago may be dead
+                for _ in range(2):  # the connection may have been closed meanwhile
                     try:
                         state, text = "done" if self.turn() else "waiting", ""
                         break
                     except Exception as error:  # the machine still stops, without a last manifest
                         self.store, text = None, client_error(error, self.redactor)
                 report_keep(self.folder, state, text, asked)
-                # the machine keeps running, but the store's manifest describes its end
+                # repeat, because the machine keeps running and the store's manifest still says that it stops
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)
 
     def job_ended(self) -> bool:
-        """Return whether the job has ended. Its supervisor may have died first."""
+        """Return whether the job has ended, according to its status."""
         status = read_status(self.folder)
         return status is not None and status["state"] != "running"
 
     def turn(self) -> bool:
-        """Upload all files that are due. Return whether all declared files are in the store."""
+        """Upload the files that are due. Return whether all of them are in the store."""
         listing, listed = self.listed()
         complete, groups = True, self.sealed(listed)
         if self.final:
@@ -238,17 +238,17 @@ class Keeper:
                         self.write_manifest(listed, end)
                     except Exception:
                         if getattr(self.store, "late", False):
-                            self.rows = before  # the collected files are lost with the commit and are sent again
+                            self.rows = before  # the failed commit had these files, so send them again
                         raise
                     self.listed_all = last
             else:
-                self.store = None  # the checkpoint changed, so its uploaded files are not listed
+                self.store = None  # the checkpoint changed, so don't list its uploaded files
         return complete
 
     def says_more(self, end: Json | None) -> bool:
-        """Return whether the end of the run in the store's manifest is missing or outdated.
+        """Return whether the store's manifest lacks the end of the run, or describes an outdated one.
 
-        Disclosed processes are not compared, because unrelated processes come and go.
+        Disclosed processes are not compared, because unrelated processes start and end all the time.
         """
         if end is None:
             return self.claims
@@ -256,13 +256,13 @@ class Keeper:
         return any(end[name] != before.get(name) for name in end if name != "disclosed")
 
     def is_all(self, listing: Listing, listed: list[Json]) -> bool:
-        """Return whether the files are still as listed and all in the store. An upload may take hours."""
+        """Return whether the files are unchanged since the listing, and all in the store. Uploads may take hours."""
         now, there = self.listed()
         same = (now.missing, now.skipped, len(there)) == (listing.missing, listing.skipped, len(listed))
         return same and all(self.has(row) for row in there)
 
     def listed(self) -> tuple[Listing, list[Json]]:
-        """Return the declared files. Files that the listing skips are not uploaded."""
+        """List the declared files. Files that the listing skips are not uploaded."""
         found: list[Json] = []
         listing = Listing(self.folder, self.mapping, found.append, False)
         for path in self.order.get("outputs") or []:
@@ -286,12 +286,12 @@ class Keeper:
         return known is not None and stamped(row, known)
 
     def sent(self, row: Json) -> Json | None:
-        """Upload one file. Return its row of the manifest, or None if it changed."""
+        """Upload one file. Return its row for the manifest, or None if the file changed."""
         listing = Listing(self.folder, self.mapping, lambda row: None, True, parts=True)
         place, bound = self.mapping.locate(self.folder, row["path"])
         real = os.path.realpath(place)
         if not inside(real, os.path.realpath(bound)):
-            return None  # a folder of the path became a link after it was listed
+            return None  # a folder in the path was replaced by a link
         try:
             known = {**row, **(row.get("seal") or listing.hash(real))}
             fd = listing.opener.open(real)
@@ -317,9 +317,9 @@ class Keeper:
             os.close(fd)
 
     def write_manifest(self, listed: list[Json], end: Json | None) -> None:
-        """Write the manifest of all uploaded files to the store, then record the manifest in the run folder. `end` is
-        given once the job has ended and all its files are in the store. A file that was removed on the machine stays in
-        the store and is marked `gone`.
+        """Write the manifest of all uploaded files to the store, then record the uploads in the run folder. `end` is
+        given once the job has ended and all its files are in the store. A file that was removed on the machine is kept
+        in the store and marked `gone`.
         """
         there = {row["path"] for row in listed}
         files = [self.rows[path] if path in there else {**self.rows[path], "gone": True} for path in sorted(self.rows)]
@@ -327,18 +327,18 @@ class Keeper:
         if end is not None:
             body["end"] = end
         text = json.dumps(sign_kept(body, self.key), sort_keys=True)
-        self.claims = self.claims or end is not None  # a commit without an answer may have succeeded
+        self.claims = self.claims or end is not None  # a commit without a reply may have succeeded
         self.store.commit(self.order["prefix"] + KEPT_LIST, text.encode("ascii"))
         self.end, self.claims = end, end is not None
         self.remember()
 
     def remember(self) -> None:
-        """Record uploaded files and uploads under way, for a later process."""
+        """Record the uploaded files and the uploads in progress, for a later process."""
         record = {"keep": self.where, "files": list(self.rows.values()), "uploads": self.uploads}
         write_atomic(self.folder + "/" + SENT, json.dumps(sign_kept(record, self.key)).encode("ascii"))
 
     def acknowledge(self, row: Json, count: int) -> None:
-        """Touch the lock when new bytes of a file are uploaded. Repeated bytes do not delay a self-stop."""
+        """Touch the lock file when new bytes are uploaded, which delays a self-stop. Bytes sent again do not."""
         file = row["path"], row["sha256"]
         before = self.acknowledged.get(file, 0)
         self.acknowledged[file] = before + count
@@ -346,7 +346,7 @@ class Keeper:
             if before < row["size"]:
                 os.utime(self.folder + "/keep.lock")
         except OSError:
-            pass  # a machine that stops too early keeps its files
+            pass  # if the machine stops too early, the files stay on its disk
 
     def pace(self, count: int) -> None:
         """Limit the upload rate to `rate` while the job runs."""
@@ -364,9 +364,9 @@ def stamped(row: Json, other: Json) -> bool:
 
 
 def client_error(error: BaseException, redactor: Redactor) -> str:
-    """Return a client's error with the code of the store, redacted and then cut.
+    """Return the text of a client's error with the store's error code, redacted and then shortened.
 
-    The text of a ValueError is omitted, because HTTP clients may quote an invalid header there.
+    The text of a ValueError is omitted, because HTTP clients may quote an invalid header in it.
     """
     answer = getattr(error, "response", None)
     code = answer.get("Error", {}).get("Code", "") if isinstance(answer, dict) else getattr(answer, "status_code", "")

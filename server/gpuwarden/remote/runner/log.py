@@ -23,7 +23,7 @@ def segments(folder: str) -> list[tuple[int, str]]:
 
 
 def log_size(folder: str) -> int:
-    """Return the absolute end of the log in bytes."""
+    """Return the end of the log as an absolute offset in bytes."""
     for base, path in reversed(segments(folder)):
         try:
             return base + os.lstat(path).st_size
@@ -33,9 +33,9 @@ def log_size(folder: str) -> int:
 
 
 class Log:
-    """Appends to the log and rotates it. Bytes that can't be written are dropped and counted; the job must not wait.
+    """Appends to the log and rotates it. Bytes that can't be written are dropped and counted: the job must not wait.
 
-    `echo` is a second descriptor that gets all output; -1 for none.
+    `echo` is a second descriptor to which all output is written; -1 for none.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class Log:
         while data:
             if self.size >= self.half:
                 self._open(self.base + self.size)
-            room = self.half - self.size if self.size < self.half else len(data)  # full: rotation failed
+            room = self.half - self.size if self.size < self.half else len(data)  # full, because rotation failed
             part, data = data[:room], data[room:]
             done = write_all(self.fd, part) if self.fd >= 0 else 0
             self.size += done
@@ -125,7 +125,7 @@ def read_log(folder: str, cursor: int, limit: int) -> Json:
 
 
 def read_at(path: str, offset: int, limit: int) -> bytes:
-    """Return bytes of one segment; empty if it has been rotated away."""
+    """Return bytes of one segment; empty if the segment no longer exists."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -137,7 +137,7 @@ def read_at(path: str, offset: int, limit: int) -> bytes:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Return data without an incomplete UTF-8 character at its end, unless nothing else is left."""
+    """Return data without an incomplete UTF-8 character at its end. Data with no other content is unchanged."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -1,7 +1,8 @@
-"""Read step, loss and learning rate from one line of any trainer's output.
+"""Parse the step, loss and learning rate in one line of any trainer's output.
 
-The parser is not specific to a trainer. It splits a line into pairs of a word and a number and into positions such as
-`10/500`, and interprets them by their words. All expressions are bounded, so the cost is linear in the line's length.
+The parser is not specific to a trainer. It finds pairs of a word and a number, and positions such as `10/500`, and
+interprets them by their words. All repetitions in the expressions are bounded, so the cost is linear in the line's
+length.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NUMBER = (
 
 
 class Lazy:
-    """A regular expression that is compiled on first use, because most calls of the runner use none."""
+    """A regular expression that is compiled on first use, because most of the runner's commands do not need it."""
 
     def __init__(self, pattern: Any, flags: int = 0) -> None:
         self.given = (pattern, flags)
@@ -89,7 +90,7 @@ MAIN = frozenset({
 
 
 class Reading(NamedTuple):
-    """Numbers read from one line. `at` is a position and its end, within an epoch or the whole run."""
+    """The numbers in one line. `at` is a position and its maximum, such as 10 and 500, in an epoch or in the run."""
 
     step: int | None = None
     total: int | None = None
@@ -160,7 +161,7 @@ def read_line(text: str) -> Reading | None:
 
 
 def read_cell(text: str) -> tuple[str, float] | None:
-    """Return name and number of a row such as `|    loss    | 2.5    |`."""
+    """Return the name and number in a row such as `|    loss    | 2.5    |`."""
     found = CELL.match(text)
     return (found.group(1).lower(), float(found.group(2))) if found is not None else None
 
@@ -175,7 +176,7 @@ def pair_of(text: str, found: re.Match[str]) -> Pair:
 
 
 def position_of(text: str) -> tuple[tuple[int, int] | None, bool, str]:
-    """Return a position with its end, whether it belongs to a progress bar, and the bar's label."""
+    """Return a position and its maximum, whether they belong to a progress bar, and the bar's label."""
     found = BAR.search(text) or RICH_BAR.search(text)
     if found is not None:
         return (int(found.group(1)), int(found.group(2))), True, text[: found.start()]
@@ -201,7 +202,7 @@ def step_of(pairs: list[Pair]) -> Pair | None:
 
 
 def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
-    """Return the validation loss, and the training losses with the total loss first."""
+    """Return the validation loss, and the training losses. The total loss comes first."""
     checked, main, others = None, [], []
     for p in pairs:
         named = "loss" in p.name or "losses" in p.name or (p.before == "loss" and p.name in ("train", "val"))
@@ -222,7 +223,7 @@ def losses_of(text: str, pairs: list[Pair]) -> tuple[float | None, list[float]]:
 
 
 def lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | None:
-    """Return the number of a line such as `Training loss at epoch 25 - 0.3`."""
+    """Return the number in a line such as `Training loss at epoch 25 - 0.3`."""
     if checked is not None or any("loss" in p.name or p.before == "loss" for p in pairs):
         return None
     found = AFTERWARDS.search(text)
@@ -232,7 +233,7 @@ def lonely_loss(text: str, pairs: list[Pair], checked: float | None) -> float | 
 
 
 def is_training(text: str, label: str, bar: bool, loss: float | None) -> bool:
-    """Return whether a line's position belongs to the training, not to validation or data preparation."""
+    """Return whether a line's position belongs to training, not to validation or data preparation."""
     if loss is not None:
         return True
     if CHECKING.search(label if bar else text[:80]) and "train" not in text[:120].lower():

@@ -1,4 +1,4 @@
-"""Follow a trainer's output line by line and derive the progress of the training."""
+"""Read a trainer's output line by line and derive the training progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Iterator
 
 from gpuwarden.remote.runner.log_lines import MAX_LINE, Lazy, Reading, read_cell, read_line
 
-BUDGET_S = 0.02  # CPU time between two calls of `rest`, so that much output can't slow the supervision
+BUDGET_S = 0.02  # CPU time between two calls of `rest`, so that a lot of output can't slow down the supervisor
 WORTH = Lazy(
     rb"(?i)loss|epoch|step|iter|learning_rate|\d/\s{0,8}\d|\dit \[|\d\.\d{3,8}\s|\d%\)|\xe8\xae\xad\xe7\xbb\x83"
 )
@@ -16,11 +16,11 @@ ANNOUNCED = Lazy(r"(?i)total (?:optimization|train(?:ing)?) steps\s{0,4}[:=]\s{0
 EPOCH_LINE = Lazy(r"\s{0,8}epoch:?\s{1,4}(\d{1,6})\s{0,2}(?:/|of)\s{0,2}(\d{1,6})\s{0,4}$", re.IGNORECASE)
 COLUMNS = Lazy(r"\s{0,12}Epoch\s{1,12}GPU_mem\s{1,12}(.{1,300})", re.IGNORECASE)
 CELLS = Lazy(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{1,12}[\d.]{1,8}[GMK]\s{1,12}(.{1,300})")
-PATIENCE = 3  # consecutive non-finite norms; a mixed-precision run skips its first steps like this
+PATIENCE = 3  # consecutive non-finite norms; the first steps of mixed-precision runs often have them
 
 
 class Lines:
-    """Splits a stream into lines; drops the rest of overlong lines."""
+    """Splits a stream into lines and truncates lines that are too long."""
 
     def __init__(self) -> None:
         self.part, self.skipping = b"", False
@@ -41,17 +41,17 @@ class Lines:
 
 
 class LogReader:
-    """Converts a job's output to rows of metrics. Output can set numbers and nothing else."""
+    """Converts a job's output to rows of metrics. The output can only set numbers."""
 
     def __init__(self) -> None:
         self.lines = Lines()
         self.total: int | None = None
         self.announced: int | None = None
-        self.first_epoch = 1  # until epoch 0 appears
+        self.first_epoch = 1  # becomes 0 if epoch 0 appears
         self.epoch: float | None = None
         self.epochs: int | None = None
-        self.heading: float | None = None  # the epoch of a line without other values
-        self.bar: tuple[int, int] = (-1, 0)  # confidence that a bar is the training's, and its end
+        self.heading: float | None = None  # the epoch in the last line with only an epoch
+        self.bar: tuple[int, int] = (-1, 0)  # confidence that the bar shows training steps, and its maximum
         self.last_at, self.laps = 0, 0
         self.columns: list[str] = []
         self.epoch_columns = 0
@@ -63,7 +63,7 @@ class LogReader:
         self.spent = 0.0
 
     def feed(self, data: bytes) -> Iterator[dict[str, float]]:
-        """Add output and yield rows within the time budget. Skipped rows are followed by newer ones."""
+        """Add output and yield rows. Lines are skipped if the time budget is used up."""
         for line in self.lines.feed(data):
             if self.spent > BUDGET_S or not WORTH.search(line[:MAX_LINE]):
                 continue
@@ -71,13 +71,13 @@ class LogReader:
             try:
                 row = self.take(line[:MAX_LINE].decode("utf-8", "replace"))
             except (ArithmeticError, LookupError, ValueError):
-                row = {}  # a job's output must never stop the supervision
+                row = {}  # a job's output must never stop the supervisor
             self.spent += time.process_time() - begun
             if row:
                 yield row
 
     def take(self, text: str) -> dict[str, float]:
-        """Return the training's numbers in one line by name; empty if there are none."""
+        """Return the numbers in one line by name; empty if there are none."""
         said = ANNOUNCED.search(text)
         if said is not None:
             self.announced = int(said.group(1).replace(",", ""))
@@ -112,7 +112,7 @@ class LogReader:
             return None
 
     def table_row(self, text: str) -> Reading | None:
-        """Read a row under the header `Epoch GPU_mem box_loss ...`. The training loss is the sum of its losses."""
+        """Read a row under the header `Epoch GPU_mem box_loss ...`. The losses in the row are added up."""
         cells = CELLS.match(text) if self.columns else None
         found = read_line(text) if cells is not None else None
         if cells is None or found is None:
@@ -125,11 +125,11 @@ class LogReader:
         except ValueError:
             loss = None
         epoch, last = float(cells.group(1)), int(cells.group(2))
-        count = last + (self.first_epoch == 0 or epoch == 0)  # epochs count from 0 or from 1
+        count = last + (self.first_epoch == 0 or epoch == 0)  # epochs start at 0 or at 1
         return found._replace(loss=loss, epoch=epoch, epochs=count, trains=True)
 
     def row_of(self, found: Reading) -> dict[str, float]:
-        """Return the numbers of a reading, with the step counted over the whole run."""
+        """Return the numbers of a reading. The step is counted from the start of the run."""
         if found.epoch is not None and (found.trains or found.loss is not None):
             self._enter_epoch(found.epoch, found.epochs)
         row: dict[str, float] = {}
@@ -151,7 +151,7 @@ class LogReader:
 
     def _enter_epoch(self, epoch: float, epochs: int | None) -> None:
         if not epoch.is_integer():
-            return  # a fraction of the run, or not a number
+            return  # a fractional epoch, or NaN
         if epoch == 0:
             self.first_epoch = 0
         if epochs is not None:
@@ -161,7 +161,7 @@ class LogReader:
     def count_step(self, found: Reading) -> int | None:
         """Return the step counted from the start of the run, and update the total."""
         if found.step is not None and found.trains:
-            # A step with an end may count within an epoch.
+            # A step with a total may be a step within an epoch.
             if found.total is not None and self.epochs is not None and found.epoch is not None:
                 self.total = self._all_epochs(found.total)
                 return int(found.epoch - self.first_epoch) * found.total + found.step
@@ -185,7 +185,7 @@ class LogReader:
         return self.laps * end + here
 
     def _all_epochs(self, each: int) -> int | None:
-        """Return the steps of the whole run; None if unknown. Some trainers count epochs from 0."""
+        """Return the total number of steps of the run; None if unknown. Some trainers count epochs from 0."""
         if self.announced:
             return self.announced
         if self.epochs is None:
@@ -193,7 +193,7 @@ class LogReader:
         return (self.epochs + (self.epoch == self.epochs and self.first_epoch == 0)) * each  # counted from 0
 
     def is_the_bar(self, found: Reading, end: int) -> bool:
-        """Return whether a bar is the training's. Bars with a loss take precedence, then the first one."""
+        """Return whether a bar shows training steps. Bars with a loss are preferred, then the first bar."""
         sure = 2 if found.loss is not None else 1 if found.epoch is not None or end == self.announced else 0
         if sure > self.bar[0] or (sure == 2 and end != self.bar[1]):
             self.bar = (sure, end)

@@ -1,4 +1,4 @@
-"""Run read-only commands that show why a job has a problem: limited in time and output, and without a shell."""
+"""Run read-only commands that show why a job has a problem, without a shell and with limited time and output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_COMMANDS = 16
 EACH_S = 8.0
 ALL_S = 30.0
 MAX_TEXT = 16 << 10
-"""Characters kept of an output: its end, which has the newest lines."""
+"""The number of characters kept from the end of an output, which has the newest lines."""
 
 
 def look(folder: str, request: Json) -> Json:

@@ -1,4 +1,4 @@
-"""List the files of the declared outputs, with digests on request."""
+"""List the files of the declared outputs, optionally with digests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEAL = ("sha256", "sealed_at", "mac", "part_size", "parts_sha256")
 
 
 class Listing:
-    """Lists declared outputs: each regular file once. Other entries are in `skipped` with the reason."""
+    """Lists the regular files of declared outputs, each once. Other entries are in `skipped`, with the reason."""
 
     def __init__(
         self, folder: str, mapping: PathMapping, emit: Callable[[Json], None], digests: bool, parts: bool = False
@@ -57,7 +57,7 @@ class Listing:
             self.file(self.shown(declared, real), real)
 
     def shown(self, declared: str, real: str) -> str:
-        """Return the path to show: the real path for an absolute output, because a teardown deletes a link's target."""
+        """Return the path to show: for an absolute output the real path, because a teardown deletes a link's target."""
         if not declared.startswith("/"):
             return declared.rstrip("/")
         return self.mapping.shown(real)
@@ -75,7 +75,7 @@ class Listing:
                 self.entry(shown + "/" + name, path + "/" + name, top)
 
     def entry(self, shown: str, path: str, top: str) -> None:
-        """Add one entry. Links are accepted only to files in the same folder."""
+        """Add one entry. Links are accepted only if they point to a file in the same folder."""
         try:
             info = os.lstat(path)
         except OSError as error:
@@ -84,11 +84,11 @@ class Listing:
         if stat.S_ISLNK(info.st_mode):
             real = os.path.realpath(path)
             if not os.path.exists(real):
-                self.skip(shown, "a link to nothing")
+                self.skip(shown, "a link whose target does not exist")
             elif not inside(real, top):
                 self.skip(shown, "a link that leaves its folder")
             elif os.path.isdir(real):
-                self.skip(shown, "a link to a folder that is listed under its own name")
+                self.skip(shown, "a link to a folder that is listed separately")
             else:
                 self.file(shown, real)
         else:
@@ -113,7 +113,7 @@ class Listing:
                 if row["sha256"] is None:
                     self.skip(shown, "it kept changing while it was read")
             sealed = self.seals.get(real)
-            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # the sealed version still matches the file
+            if sealed and all(row[k] == sealed[k] for k in stamp(info)):  # the file still matches its seal
                 row["seal"] = {k: sealed[k] for k in SEAL if k in sealed}
             self.emit(row)
         except UnicodeEncodeError:
@@ -122,10 +122,9 @@ class Listing:
             self.skip(shown, f"can't be read: {error.strerror}")
 
     def hash(self, real: str) -> Json:
-        """Return size, times and digest from one reading. The digest is None if the file changed during three readings.
+        """Return the size, times and digest of a file. The digest is None if the file changed during all three tries.
 
-        A later check compares the times to detect changes: programs can't set the change time (ctime), only the kernel
-        can.
+        A later check compares the times to detect changes. Only the kernel sets the change time (ctime).
         """
         row: Json = {}
         for _ in range(3):
@@ -135,7 +134,7 @@ class Listing:
         return {**row, "sha256": None}
 
     def hash_once(self, real: str) -> tuple[Json, Json]:
-        """Return size and times after a reading, and the digests; empty if the file changed during it."""
+        """Hash a file once. Return its size and times, and the digests; empty if the file changed meanwhile."""
         import hashlib
 
         fd = self.opener.open(real)
@@ -152,7 +151,7 @@ class Listing:
                 if parts:
                     parts.update(block)
                 count += len(block)
-                if time.monotonic() - spoke > 5:  # progress for the caller
+                if time.monotonic() - spoke > 5:  # report progress to the caller
                     spoke = time.monotonic()
                     self.emit({"progress": count})
             after = os.fstat(fd)
@@ -175,7 +174,7 @@ def list_files(folder: str, request: Json, digests: bool, emit: Callable[[Json],
     found = Listing(folder, PathMapping(request), show, digests, parts=request.get("parts") is True)
     for path in request.get("paths") or []:
         found.add(path)
-    if not os.path.isdir(folder):  # its disk was unmounted, so missing files may still exist
+    if not os.path.isdir(folder):  # the disk was unmounted: the files may still exist
         raise Problem("not_found", f"the run folder disappeared while its files were listed: {folder}")
     return {
         "ok": True, "taken_at": taken, "files": len(found.seen), "missing": found.missing,

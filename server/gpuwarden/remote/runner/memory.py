@@ -18,7 +18,7 @@ def number_in(path: str) -> int | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Return used and allowed bytes: of the control group if it has a limit, else of the machine."""
+    """Return the memory used and its limit in bytes, for the control group if it has a limit, else for the machine."""
     for used, limit in (("memory.current", "memory.max"), ("memory.usage_in_bytes", "memory.limit_in_bytes")):
         for folder in cgroup_folders():
             allowed = number_in(folder + "/" + limit)
@@ -33,7 +33,7 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def cgroup_folders(pid: Any = "self") -> Iterator[str]:
-    """Yield the folders that may have a process's memory limits: its group's, then the mount's root, for v2 and v1."""
+    """Yield the folders that may have a process's memory limits: its control group, then the root (v2 and v1)."""
     try:
         with open(f"{PROC}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -59,7 +59,7 @@ def oom_kills_in(folder: str) -> int | None:
 
 
 class OomKills:
-    """Counts out-of-memory kills in the control groups of the runner and its command, from now on."""
+    """Counts out-of-memory kills in the control groups of the runner and its command since this object was created."""
 
     def __init__(self) -> None:
         self.first: dict[str, int] = {}

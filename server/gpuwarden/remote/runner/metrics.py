@@ -40,7 +40,7 @@ class Tail:
             os.close(fd)
         self.offset += len(data)
         *lines, rest = (self.part + data).split(b"\n")
-        self.part = rest if len(rest) <= 1 << 16 else b"?"  # the line is too long; `?` keeps the rest from parsing
+        self.part = rest if len(rest) <= 1 << 16 else b"?"  # too long; `?` makes the remaining line invalid JSON
         return [found for found in map(self._parse, lines) if found is not None]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Complete a job's status with observations of the machine: whether its supervisor and its process are alive."""
+"""Add observations to a job's status: whether its supervisor and its process are alive."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def child_alive(status: Json) -> bool | None:
 
 
 def orphans(folder: str, status: Json) -> list[int]:
-    """Return the living members of the command's group whose environment has this run folder."""
+    """Return the running members of the command's process group whose environment has this run folder."""
     group = status.get("pgid")
     members = (group_members(group) or []) if isinstance(group, int) and group > 1 else []
     return [pid for pid in members if environ_of(pid).get("GPUWARDEN_RUN_DIR") == folder]
 
 
 def observe(folder: str, launched: Json | None = None) -> Json:
-    """Return one job's status file, completed with observations of the machine.
+    """Return the content of a job's status file, with observations added.
 
     `launched` is the supervisor's identity as reported at the launch. If it is given, the identity in the file is
-    ignored, because a job can write its status file. Observations overwrite the file's values under the keys `folder`,
-    `alive`, `child_alive`, `confirmed`, `machine` and `upload`. `upload` is the current error of the upload to the
-    artifact store, also after the job's end.
+    ignored, because a job can write its status file. The keys `folder`, `alive`, `child_alive`, `confirmed`, `machine`
+    and `upload` always have observed values. `upload` is the current error of the upload to the artifact store, even
+    after the job's end.
     """
     if not os.path.isdir(folder):
         return {"state": "missing", "folder": "missing", "now": time.time(), "machine": machine_mark()}
@@ -51,6 +51,6 @@ def observe(folder: str, launched: Json | None = None) -> Json:
 
 
 def poll(_: str, request: Json) -> Json:
-    """Return the status of the requested jobs. `launched` has the supervisors' identities by folder."""
+    """Return the statuses of the requested jobs. `launched` has the supervisors' identities by folder."""
     launched = request.get("launched") or {}
     return {"ok": True, "jobs": {folder: observe(folder, launched.get(folder)) for folder in request.get("dirs") or []}}

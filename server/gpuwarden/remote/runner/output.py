@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.redact import Redactor
 
 
 class Output:
-    """Copies output from the pipe to the log and masks secrets. `read` gets each piece."""
+    """Copies output from the pipe to the log and masks secrets. `read` is called with each piece."""
 
     def __init__(self, log: Log, redactor: Redactor, read: Callable[[bytes], None]) -> None:
         self.log, self.redactor, self.read = log, redactor, read
@@ -32,14 +32,14 @@ class Output:
         return came
 
     def drain(self) -> bool:
-        """Copy the remaining output, and close the pipe, which a stray process may keep open.
+        """Copy the remaining output, and close the pipe, because another process may keep the other end open.
 
         Return whether output was copied.
         """
         came = self.pipe >= 0 and self.copy(64)
         self.close()
         self._pass_on(self.redactor.finish())
-        self.read(b"\n")  # the last line may have no line end
+        self.read(b"\n")  # the last line may have no newline
         return came
 
     def _pass_on(self, data: bytes) -> None:

@@ -7,11 +7,11 @@ import sys
 
 from gpuwarden.remote.runner.protocol import Json
 
-ENCODE = json.JSONEncoder(allow_nan=False).encode  # `json.dumps` creates an encoder for every line
+ENCODE = json.JSONEncoder(allow_nan=False).encode  # faster than `json.dumps`, which creates an encoder for every line
 
 
 def reply(answer: Json | list[Json], now: bool = True) -> None:
-    """Print one JSON line, flushed if `now`, else with a later one. A closed stdout is ignored."""
+    """Print one JSON line. It is flushed if `now`, otherwise with a later line. A closed stdout is ignored."""
     try:
         sys.stdout.write(ENCODE(answer) + "\n")
         if now:

@@ -1,6 +1,6 @@
-"""Read progress from files that trainers save among the outputs: `trainer_state.json` and TensorBoard's event files.
+"""Read progress from files that trainers save in the outputs: `trainer_state.json` and TensorBoard's event files.
 
-Each search is limited in folders, files and bytes, and a file's content can set only numbers.
+Each search has limits for folders, files and bytes. A file's content can only set numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TAGS = {
 
 
 class OutputMetrics(Asked):
-    """Searches the declared outputs in a thread, because a disk may hang. `values` has `rows` and `total`."""
+    """Searches the declared outputs in a separate thread, because a disk may hang. `values` has `rows` and `total`."""
 
     def __init__(self, folder: str, spec: Json, since: float) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class OutputMetrics(Asked):
 
 
 def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
-    """Return the last numbers in a `trainer_state.json` of any size, and the run's total steps."""
+    """Return the last numbers in a `trainer_state.json`, which may have any size, and the run's total steps."""
     try:
         head = read_small(path, TAIL)
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ def trainer_state(path: str) -> tuple[dict[str, float], int | None]:
 
 
 def read_events(data: bytes) -> tuple[list[dict[str, float]], int]:
-    """Return the scalars of complete TensorBoard records, and the size of these records. Images are skipped."""
+    """Return the scalars in complete TensorBoard records, and the size of these records. Images are skipped."""
     rows, at = [], 0
     while at + 12 <= len(data):
         size = int(struct.unpack_from("<Q", data, at)[0])
@@ -196,7 +196,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number of variable length and the offset after it."""
+    """Parse a variable-length integer. Return its value and the offset after it."""
     found = shift = 0
     while shift < 64:
         byte = message[at]

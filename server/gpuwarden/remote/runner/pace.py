@@ -1,4 +1,4 @@
-"""Measure the speed of a training, and reduce its loss curve to a few points."""
+"""Measure the speed of a training run, and reduce its loss curve to a few points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POINTS = 32
 
 
 class Pace:
-    """The steps of the last `LAST_S` seconds; earlier ones do not count."""
+    """The training speed, measured over the last `LAST_S` seconds."""
 
     def __init__(self) -> None:
         self.seen: deque[tuple[float, int]] = deque(maxlen=512)
@@ -25,7 +25,7 @@ class Pace:
             self.seen.popleft()
 
     def left_s(self, total: int | None) -> float | None:
-        """Return the seconds until step `total` at this pace; None if unknown."""
+        """Return the estimated seconds until step `total`; None if unknown."""
         if not total or len(self.seen) < 2:
             return None
         (begun, first), (now, last) = self.seen[0], self.seen[-1]
@@ -35,7 +35,7 @@ class Pace:
 
 
 class Curve:
-    """A loss over the whole run in a limited number of points, each the mean of equally many values."""
+    """The loss curve of a run, reduced to a limited number of points. Each is the mean of the same number of values."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []

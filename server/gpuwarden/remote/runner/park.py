@@ -1,8 +1,8 @@
-"""Stop this machine from inside (self-stop) after its job has ended and its outputs were not requested.
+"""Stop this machine from inside (self-stop) if its job has ended and its outputs were not requested for some time.
 
-Runs in a separate process that outlives the supervisor. Requests that read or decide something for the user touch the
-file `heard` and lock it while they run; status polls do not. The idle time is measured on the monotonic clock from the
-last change of that file, so a jump of the system clock does not trigger a self-stop.
+Runs in a separate process that outlives the supervisor. Requests that read or change something for the user touch the
+file `heard` and lock it while they run; status polls do not. The idle time is measured with the monotonic clock since
+the last change of that file, so a jump of the system clock does not trigger a self-stop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ HEARD, HOLD, PARKED, KEEPING = "/heard", "/park.hold", "/parked.json", "/keep.lo
 QUIET_LOOK_S = 5.0
 SHIFTED_LOOK_S = 0.1
 ASK_S = 60.0
-LAST_WORD_S = 120.0  # timeout of the last manifest since the artifact store last received bytes
-DOWN_S = 120.0  # time that a platform may need after it accepted the request
+LAST_WORD_S = 120.0  # for the last manifest, since the artifact store last received bytes
+DOWN_S = 120.0  # time for a platform to stop the machine after it accepted the request
 FIRST_RETRY_S, MOST_RETRY_S = 30.0, 900.0
 MOUNTS = "/proc/self/mounts"
 IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
 def hear(folder: str) -> int:
-    """Record a request. Return the descriptor whose lock marks it until this process ends, or -1."""
+    """Record a request. Return a descriptor with a lock that lasts until this process ends, or -1."""
     import fcntl
 
     try:
@@ -51,7 +51,7 @@ def hear(folder: str) -> int:
 
 
 def hold(folder: str, _: Json) -> Json:
-    """Cancel the self-stop: keep this machine running until it is stopped in another way."""
+    """Cancel the self-stop: this machine keeps running until it is stopped in another way."""
     write_atomic(folder + HOLD, b"held\n")
     return {"ok": True}
 
@@ -68,7 +68,7 @@ def park(folder: str, order: Json) -> Json:
 
 
 def parker(folder: str, order: Json) -> None:
-    """Wait for the idle time and stop the machine; exit if a hold exists or the run folder has another attempt."""
+    """Stop the machine after the idle time. Exit if there is a hold or another attempt uses the run folder."""
     import fcntl
 
     fd = os.open(folder + "/park.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -98,12 +98,12 @@ class Parker:
         self.ended_at = -1.0
         self.not_before = 0.0
         self.tries = 0
-        self.asked = False  # the artifact store may have the last manifest of an earlier try
+        self.asked = False  # whether the store may have the last manifest of an earlier try
         self.back = ""
         self.mark, self.sent = self.stamp(HEARD), self.stamp(KEEPING)
 
     def now(self) -> float:
-        """Return the monotonic time, plus the seconds by which a rehearsal's clock is ahead."""
+        """Return the monotonic time, plus the offset of a rehearsal's clock."""
         try:
             ahead = float(read_small(self.clock, 64)) if self.clock else 0.0
         except (OSError, ValueError):
@@ -131,7 +131,7 @@ class Parker:
         return status is None or status.get("attempt") == self.order["attempt"]
 
     def stamp(self, name: str) -> Any:
-        """Return a value that differs after each touch of a file; None if it is missing."""
+        """Return a value that changes when a file is touched; None if the file is missing."""
         try:
             info = os.stat(self.folder + name, follow_symlinks=False)
         except OSError:
@@ -139,7 +139,7 @@ class Parker:
         return info.st_ino, info.st_mtime_ns, info.st_ctime_ns
 
     def look(self, status: Json | None) -> None:
-        """Record whether the job has ended, and requests and uploaded bytes since the last call."""
+        """Record whether the job has ended, and whether there were requests or uploaded bytes since the last call."""
         mark, sent = self.stamp(HEARD), self.stamp(KEEPING)
         if mark != self.mark:
             self.mark, self.heard_at = mark, self.now()
@@ -153,11 +153,11 @@ class Parker:
         now = self.now()
         late = self.deadline is not None and now - self.begun >= self.deadline
         quiet = now - max(self.heard_at, self.ended_at) >= self.after
-        uploads = now - self.sent_at < self.after  # an upload that only fails does not delay the self-stop
+        uploads = now - self.sent_at < self.after  # an upload without progress does not delay it
         return (late or self.ended_at >= 0) and quiet and now >= self.not_before and not busy(self.folder, uploads)
 
     def stop_machine(self) -> None:
-        """Request the stop, unless another request is running. A failure is reported and retried."""
+        """Request the machine's stop, unless a user's request is running. A failure is reported and retried."""
         import fcntl
 
         if not self.last_word():
@@ -165,7 +165,7 @@ class Parker:
         try:
             fd = os.open(self.folder + HEARD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            fd = -1  # there was never a request
+            fd = -1  # no request has been recorded
         try:
             if fd >= 0:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,15 +194,14 @@ class Parker:
         self.take_back()
         wait = min(self.retry * 2.0 ** min(self.tries - 1, 16), MOST_RETRY_S)
         self.not_before = self.now() + wait
-        self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, the next one in {wait:.0f} s")
+        self.alert(f"this machine could not stop itself: {problem}; try {self.tries}, next try in {wait:.0f} s")
 
     def last_word(self) -> bool:
         """Request a last manifest in the artifact store, because the machine may be terminated before it runs again.
 
-        Returns False if the self-stop must wait: after a new request, or if the store may have the last manifest of an
-        earlier try and can't be updated, because the machine could be terminated on the basis of that outdated
-        manifest. Otherwise an unreachable store does not delay the self-stop, because the outputs are on the machine's
-        disk.
+        Returns False if the self-stop must wait: after a new request, or if the store may have a last manifest from an
+        earlier try that can't be replaced. The machine could be terminated because of that outdated manifest. In other
+        cases an unreachable store does not delay the self-stop, because the outputs are on the machine's disk.
         """
         report = keep_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
@@ -221,7 +220,7 @@ class Parker:
             report = keep_report(self.folder)
         if before and (report.get("look") != look or report.get("state") == "failed"):
             self.tries += 1
-            self.put_off("the artifact store has the manifest of an earlier try and accepts no newer one")
+            self.put_off("the artifact store has the manifest of an earlier try, which could not be replaced")
             return False
         return True
 
@@ -240,14 +239,14 @@ class Parker:
         return True
 
     def note(self, body: Json) -> None:
-        """Record the request for the next start of the machine."""
+        """Record the stop request in a file that is read after the next start of the machine."""
         try:
             write_atomic(self.folder + PARKED, json.dumps(body).encode("ascii"))
         except OSError:
             pass  # a full disk must not prevent the self-stop
 
     def alert(self, text: str) -> None:
-        """Report a failure in alerts.jsonl, and in the status if no supervisor is writing it."""
+        """Report a failure in alerts.jsonl, and in the status file if no supervisor is running."""
         line = {"at": time.time(), "kind": "self_park", "subject": "", "step": None, "text": text[:300]}
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -275,7 +274,7 @@ def over(status: Json) -> bool:
 
 
 def busy(folder: str, uploads: bool) -> bool:
-    """Return whether another job runs here or, if `uploads`, an upload to the artifact store."""
+    """Return whether another job is running on this machine or, if `uploads`, an upload to the artifact store."""
     top = os.path.dirname(folder)
     try:
         others = [f"{top}/{name}" for name in os.listdir(top)]
@@ -286,7 +285,7 @@ def busy(folder: str, uploads: bool) -> bool:
 
 
 def is_locked(folder: str, name: str) -> bool:
-    """Return whether a living process has the lock."""
+    """Return whether a process holds the lock."""
     try:
         lock = take_lock(folder, name)
     except (OSError, Problem):
@@ -297,19 +296,19 @@ def is_locked(folder: str, name: str) -> bool:
 
 
 def lost_by_stop(folder: str, outputs: list[str]) -> str:
-    """Return why a stop would lose a declared output: the output is in memory, or contains a memory file system."""
+    """Return why a stop would lose a declared output: it is on an in-memory file system, or contains one."""
     try:
         with open(MOUNTS, "rb") as file:
             rows = [line.split() for line in file]
     except OSError as error:
         return f"the list of mounts can't be read: {error.strerror}" if outputs else ""
-    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a name is written as \040
+    spelled = re.compile(rb"\\([0-7]{3})")  # a space in a path is written as \040
     types = {os.fsdecode(spelled.sub(lambda at: bytes([int(at[1], 8)]), row[1])): row[2] for row in rows}
     for path in outputs:
         real = os.path.realpath(PathMapping({}).locate(folder, path)[0])
         under = max((at for at in types if inside(real, at)), key=len, default="")
         if any(types[at] in IN_MEMORY for at in types if at == under or inside(at, real)):
-            return f"the declared output {printable(path)[:100]} is in memory, which a stop erases"
+            return f"the declared output {printable(path)[:100]} is in memory, which is erased when the machine stops"
     return ""
 
 
@@ -328,22 +327,22 @@ def ask(spec: Json) -> str:
 
 
 def ask_platform(request: Json) -> str:
-    """Send the platform's stop request with this machine's own key."""
+    """Send the platform's stop request with the key in this machine's environment."""
     import urllib.request
 
     class Straight(urllib.request.HTTPRedirectHandler):
-        """Rejects redirects, because the key is for one host."""
+        """Rejects redirects, because the key must be sent to this host only."""
 
         def redirect_request(self, *_: Any) -> None:
             """Return None, which rejects the redirect."""
 
     name = request["key"]
-    # A shell over SSH lacks the container's variables.
+    # A shell over SSH does not have the container's variables.
     key = (os.environ.get(name) or environ_of(1).get(name) or "").strip()
     if not key:
         return f"the variable {name} is not set on this machine"
-    if not (key.isascii() and key.isprintable()):  # an error about such a header would quote it, escaped
-        return f"the variable {name} has characters that a key can't have"
+    if not (key.isascii() and key.isprintable()):  # an error about an invalid header would contain the key
+        return f"the variable {name} has characters that are not valid in a key"
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
     try:
         body = json.dumps(request.get("body") or {}).encode("ascii")

@@ -1,4 +1,4 @@
-"""Map declared paths to real paths within their bounds, and back."""
+"""Map declared paths to real paths inside allowed folders, and real paths to declared paths."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def printable(name: str) -> str:
 
 
 class PathMapping:
-    """The mapping of a machine's absolute paths.
+    """Maps a machine's absolute paths to real paths.
 
     `root` is empty on a real machine. In a rehearsal it is a folder, and `mounts` (path -> folder) are volumes outside
-    it. `within`, if given, lists the only real folders for absolute paths: those that a sandboxed job may write to.
+    it. `within`, if given, lists the real folders that absolute paths may be in: those that a sandboxed job may
+    write to.
     """
 
     def __init__(self, given: Json) -> None:
@@ -33,7 +34,7 @@ class PathMapping:
         self.within = [str(path) for path in within] if isinstance(within, list) else None
 
     def locate(self, folder: str, path: str) -> tuple[str, str]:
-        """Return the real path of a declared path, and the real folder that it must not leave."""
+        """Return the real path of a declared path, and the real folder that must contain it."""
         if not path.startswith("/"):
             return os.path.join(folder, "work", path), folder + "/work"
         plain = os.path.normpath("/" + path.lstrip("/"))

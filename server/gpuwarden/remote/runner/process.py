@@ -1,4 +1,4 @@
-"""Identify processes by pid, start ticks and boot id, never by the pid alone, and signal only identified ones."""
+"""Identify processes by pid, start ticks and boot id, never by the pid alone, and signal only identified processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROC = "/proc"
 
 
 def has_proc() -> bool:
-    """Return whether the system has /proc, and so start ticks to identify processes."""
+    """Return whether the system has /proc, which has the start ticks of processes."""
     return os.path.exists(PROC + "/self/stat")
 
 
@@ -25,7 +25,7 @@ def boot_id() -> str:
 
 
 def proc_stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on: 0 state, 1 parent, 2 process group, 19 start ticks."""
+    """Return the fields of /proc/PID/stat, starting at the state: 0 state, 1 parent, 2 group, 19 start ticks."""
     try:
         raw = read_small(f"{PROC}/{pid}/stat", 8192)
     except OSError:
@@ -35,7 +35,7 @@ def proc_stat(pid: int) -> list[str] | None:
 
 
 def start_mark(pid: int) -> str:
-    """Return the start ticks of a process, or its start time from `ps` without /proc; empty if unknown."""
+    """Return the start ticks of a process, or its start time from `ps` if there is no /proc; empty if unknown."""
     if has_proc():
         fields = proc_stat(pid)
         return fields[19] if fields else ""
@@ -50,7 +50,7 @@ def start_mark(pid: int) -> str:
 
 
 def machine_mark() -> str:
-    """Return an id of the current start of the machine or container; empty if unknown."""
+    """Return an id that changes whenever the machine or container starts; empty if unknown."""
     first = proc_stat(1) if has_proc() else None
     here = boot_id()
     return f"{here}/{first[19]}" if first and here else ""
@@ -77,7 +77,7 @@ def is_alive(pid: Any, mark: Any, boot: Any) -> bool | None:
 
 
 def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
-    """Signal the identified process. Return False, without a signal, if its identity is not verified."""
+    """Signal the identified process. Return False, and send no signal, if its identity can't be verified."""
     opener, sender = getattr(os, "pidfd_open", None), getattr(signal, "pidfd_send_signal", None)
     handle = -1
     if opener and sender:
@@ -103,7 +103,7 @@ def signal_exactly(pid: int, mark: Any, boot: Any, number: int) -> bool:
 
 
 def group_members(pgid: int) -> list[int] | None:
-    """Return the pids of the living members of a process group; None without /proc."""
+    """Return the pids of the running members of a process group; None without /proc."""
     if not has_proc():
         return None
     stats = ((pid, proc_stat(pid)) for pid in all_pids())
@@ -129,7 +129,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def kill_group(pgid: int, number: int) -> None:
-    """Signal a process group, then continue stopped processes, which could not handle the signal otherwise."""
+    """Signal a process group, then continue stopped processes, which otherwise could not handle the signal."""
     for n in (number, signal.SIGCONT):
         try:
             os.killpg(pgid, n)
@@ -138,7 +138,7 @@ def kill_group(pgid: int, number: int) -> None:
 
 
 def hide_memory() -> None:
-    """Forbid other processes of the same user to read this process's memory, if the kernel supports it."""
+    """Prevent other processes of the same user from reading this process's memory, if the kernel supports that."""
     try:
         import ctypes
 

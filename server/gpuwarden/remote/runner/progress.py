@@ -19,11 +19,11 @@ FILES, PRINTED, EXACT = 1, 2, 3  # values from a better source are not overwritt
 SOURCES = {FILES: "files", PRINTED: "output", EXACT: "metrics"}
 LOOK_EVERY_S, POST_EVERY_S = 20.0, 1.0
 GPU_OOM = Lazy(rb"(?:CUDA|HIP|XPU|MPS backend)[a-z: ]{0,20}out of memory|torch(?:\.cuda)?\.OutOfMemoryError")
-OOM_TEXT = "the output names a GPU that ran out of memory"
+OOM_TEXT = "the output reports that a GPU ran out of memory"
 
 
 class Progress:
-    """Reads the job's new metrics into the record."""
+    """Reads the job's new metrics and writes them to the record."""
 
     def __init__(self, folder: str, record: Record, spec: Json) -> None:
         self.record, self.course = record, Course()
@@ -54,14 +54,14 @@ class Progress:
             self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def look_for_oom(self, data: bytes) -> None:
-        """Alert once if the output reports a GPU out of memory, also if the pieces split the line."""
+        """Alert once if the output reports that a GPU ran out of memory, even if two pieces split the line."""
         if not self.out_of_memory and GPU_OOM.search(self.tail + data):
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
         self.tail = (self.tail + data)[-64:]
 
     def take(self, times: int) -> None:
-        """Read new metrics, at most `times` pieces, and saved files, and check the pace."""
+        """Read at most `times` pieces of new metrics, read saved files, and check the speed."""
         self.log.rest()
         for _ in range(times):
             rows = self.metrics.read()
@@ -75,7 +75,7 @@ class Progress:
             self.alert(self.course.pace(step, time.monotonic()))
 
     def look_at_files(self, last: bool = False) -> None:
-        """Process the results of the last search of saved files, and start another if due."""
+        """Process the results of the last search for saved files, and start another search if one is due."""
         now = time.monotonic()
         if not self.files.tops or (now - self.looked < LOOK_EVERY_S and not last):
             return
@@ -108,19 +108,19 @@ class Progress:
         for name in bad:
             if self.better(name, source):
                 told[name] = "nan"
-                known.pop(name, None)  # an older value would appear as the current one
+                known.pop(name, None)  # otherwise an older value would look current
                 self.alert_bad(name, source)
         self.report(step, told, row, source)
 
     def better(self, name: str, source: int) -> bool:
-        """Return whether a source is at least as good as the best source of this name so far."""
+        """Return whether a source is at least as reliable as the best source of this metric so far."""
         best = self.sources.get(name, 0)
         if len(self.sources) < 256:
             self.sources[name] = max(best, source)
         return source >= best
 
     def report(self, step: int | None, told: Json, row: Json, source: int) -> None:
-        """Write pace and curve to the status, and spool the point; points from output are limited in rate."""
+        """Write the speed and loss curve to the status, and spool the values. Those from output are rate-limited."""
         left_s = self.pace.left_s(self.record.status["total_steps"])
         eta = None if left_s is None else time.time() + left_s
         self.record.status.update(eta_at=eta, curve=self.curve.points)
@@ -135,7 +135,7 @@ class Progress:
     def alert_bad(self, name: str, source: int) -> None:
         """Alert once about a value that is not finite.
 
-        A validation loss may be NaN, for example for an absent class.
+        A validation loss may be NaN without an error, for example if a class does not occur.
         """
         if name not in self.bad_names and len(self.bad_names) < 64:
             self.bad_names[name] = True

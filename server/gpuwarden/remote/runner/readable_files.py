@@ -11,9 +11,9 @@ from gpuwarden.remote.runner.status import read_status
 
 
 class ReadableFiles:
-    """The files that a request may read: the working folder and the declared outputs, within their bounds.
+    """The files that a request may read: those in the working folder and in the declared outputs.
 
-    The outputs are those in the status, from the launch, and those in `declared` of the request.
+    The outputs are those in the status, which were declared at the launch, and those in the request's `declared`.
     """
 
     def __init__(self, folder: str, request: Json) -> None:
@@ -22,7 +22,7 @@ class ReadableFiles:
         tops = [self.mapping.locate(folder, str(p))[0] for p in outputs if str(p).startswith("/")]
         self.declared = [os.path.realpath(top) for top in (folder + "/work", *tops)]
         self.opener = SafeOpener()
-        self.known: dict[str, str] = {}  # checked folders -> real path; empty if each file needs the full check
+        self.known: dict[str, str] = {}  # checked folder -> real path; empty if each of its files must be checked
 
     def open(self, path: str) -> int:
         """Open one file of a manifest; return its descriptor. A folder is checked only once."""

@@ -6,13 +6,14 @@ import os
 import re
 
 MASK = b"***"
-MIN_SECRET = 4  # masking every "1" or "no" would make logs unreadable and protect nothing
+MIN_SECRET = 4  # masking every "1" or "no" would only make logs unreadable
 
 
 class Redactor:
-    """Masks secret values in a stream of pieces, with the same result as in the whole text.
+    """Masks secret values in text that arrives in pieces, with the same result as for the complete text.
 
-    An end of a piece that may be the start of a secret is held back. Each line of a multi-line secret is masked too.
+    If the end of a piece may be the start of a secret, it is held until the next piece. Each line of a
+    multi-line secret is masked too.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -27,7 +28,7 @@ class Redactor:
         self.held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Add the next piece; return the redacted text that is complete."""
+        """Add the next piece. Return the redacted text, except for an end that may be the start of a secret."""
         if self.pattern is None:
             return data
         data, out, at = self.held + data, [], 0
@@ -43,7 +44,7 @@ class Redactor:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Return the redacted rest that was held back."""
+        """Return the text that is still held, redacted."""
         held, self.held = self.held, b""
         return self.pattern.sub(MASK, held) if self.pattern else held
 

@@ -1,9 +1,9 @@
 """Run the relay: a process next to the job that accepts the job's reports, spools them to disk, and forwards them.
 
-It listens only on the loopback address, with the paths and answers of the server's API, and answers as soon as a report
-is in the spool. A trainer that does not retry thus loses nothing if the connection is down. If the machine can't reach
-a server, the spool is pulled instead. If a server is configured, both spool files are sent to it in order, until it has
-them or an hour after the job's end.
+It listens only on the loopback address, with the paths and responses of the server's API, and responds as soon as a
+report is in the spool. So a trainer that does not retry loses no report while the server is unreachable. If a server is
+configured, both spool files are sent to it in order, until it has all lines, or for up to an hour after the job's end.
+Otherwise the spool is pulled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.reports import ALERTS_PATH, MAX_REPORT, METRICS_PATH, OF_KIND, OF_STATE
 from gpuwarden.remote.runner.spool import SPOOLS, Spool, parse_lines, read_lines, utc
 
-GIVE_UP_REPORTS_S = 3600.0  # after the job's end; the rest can be pulled
+GIVE_UP_REPORTS_S = 3600.0  # after the job's end; the remaining lines can be pulled
 LONGEST_RETRY_S = 60.0
 BATCH_POINTS = 500
 SENT_LIST = "spool.sent.json"
-AGAIN = (408, 425, 429)  # temporary refusals; other refusals would repeat
+AGAIN = (408, 425, 429)  # temporary errors; other requests would fail again
 TYPES = {"job_started", *(kind for kind, _ in (*OF_KIND.values(), *OF_STATE.values()))}
 
 
 def relay(folder: str, descriptor: int) -> None:
-    """Accept reports until stdin closes at the supervisor's end, then send the rest."""
+    """Accept reports until the supervisor exits, which closes stdin. Then send the remaining lines."""
     folder = os.path.realpath(folder)
     order = json.loads(read_order())
     receive(Intake(folder, order), descriptor)
@@ -49,7 +49,7 @@ def relay(folder: str, descriptor: int) -> None:
             time.sleep(pause)
 
 
-# -- from the job
+# -- reports from the job
 
 
 class Intake:
@@ -70,7 +70,7 @@ class Intake:
         }
 
     def refusal(self, path: str, headers: Any) -> tuple[int, str]:
-        """Return HTTP status and code if the headers are refused; status 0 if the body is to be read."""
+        """Check the headers. Return an HTTP status and an error code, or status 0 if the body must be read."""
         import hmac
 
         if path not in self.proofs:
@@ -84,7 +84,7 @@ class Intake:
         return (413, "too_large") if int(size) > MAX_REPORT else (0, "")
 
     def take(self, path: str, raw: bytes) -> tuple[int, str]:
-        """Spool a body; return HTTP status and code."""
+        """Spool a body. Return the HTTP status and the error code."""
         body, problem = taken(raw, path, self.names, self.job)
         if body is None:
             return 422, problem
@@ -158,7 +158,7 @@ def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | Non
     return {**body, "job_id": job}, ""
 
 
-# -- to the server
+# -- requests to the server
 
 
 def unsettled_answer(status: int) -> bool:
@@ -167,7 +167,7 @@ def unsettled_answer(status: int) -> bool:
 
 
 class Sender:
-    """Sends the spool in order. `sent` are the offsets answered by the server; they are also saved to disk."""
+    """Sends the spool in order. `sent` has the offsets acknowledged by the server; they are also saved to disk."""
 
     def __init__(self, folder: str, order: Json) -> None:
         self.folder, self.keys = folder, order["keys"]
@@ -194,7 +194,7 @@ class Sender:
                 try:
                     write_atomic(self.folder + "/" + SENT_LIST, json.dumps(self.sent).encode("ascii"))
                 except OSError:
-                    pass  # after a restart they are sent again, and the server ignores duplicates
+                    pass  # the lines are sent again after a restart, and the server ignores duplicates
         return None
 
     def send(self, entries: list[Json]) -> bool:
@@ -216,7 +216,7 @@ class Sender:
         return not points or self.send_points(points, entries[-1]["body"]["job_id"])
 
     def send_points(self, points: list[Any], job: str) -> bool:
-        """Send points in batches, halved if the server refuses them. Return False if a retry is needed."""
+        """Send points in batches. A batch that the server rejects is halved. Return False if a retry is needed."""
         headers = {"Authorization": "Bearer " + self.keys["TOKEN"]}
         pieces = [points[at : at + BATCH_POINTS] for at in range(0, len(points), BATCH_POINTS)]
         while pieces:
@@ -225,17 +225,17 @@ class Sender:
             if unsettled_answer(status):
                 return False
             half = len(piece) // 2
-            refused = status == 422 and half  # one invalid point must not cost the others
+            refused = status == 422 and half  # otherwise one invalid point would drop the others
             pieces[:1] = [piece[:half], piece[half:]] if refused else []
         return True
 
     def post(self, path: str, body: Json, headers: dict[str, str]) -> int:
-        """Send one request; return the HTTP status, 0 if there was no answer."""
+        """Send one request. Return the HTTP status; 0 if there was no response."""
         import urllib.error
         import urllib.request
 
         data = json.dumps(body).encode("ascii")
-        request = urllib.request.Request(  # noqa: S310 (the supervisor's order names the scheme)
+        request = urllib.request.Request(  # noqa: S310 (the scheme comes from the supervisor's order)
             self.keys["URL"].rstrip("/") + path, data, {"Content-Type": "application/json", **headers}
         )
         try:

@@ -10,7 +10,7 @@ import stat
 class SafeOpener:
     """Opens regular files by their real path without following links.
 
-    The last folder is kept open, because manifests are ordered by folder.
+    The last folder is kept open, because manifests list files folder by folder.
     """
 
     def __init__(self) -> None:

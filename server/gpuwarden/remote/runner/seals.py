@@ -13,15 +13,15 @@ from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.protocol import Json
 
 MAX_BOOK = 64 << 20  # as in checkpoints/sealing/seal_log.py
-SEAL_AFTER_S = 5.0  # outputs of a shorter job are sealed by the pull
+SEAL_AFTER_S = 5.0  # the pull seals the outputs of a shorter job
 SHA256, MAC = re.compile("[0-9a-f]{64}"), re.compile("([0-9a-f]{64})?")
 ARCHIVE = re.compile(r"gpuwarden-checkpoints-[0-9a-f]{16}\.pyz")
 
 
 def start_sealer(folder: str, spec: Json, key: str) -> Any:
-    """Start the sealer (the archive) alongside the job at low priority. Return None on failure; the pull seals then.
+    """Start the sealer (the archive) alongside the job at low priority. Return None on failure; the pull then seals.
 
-    The sealer ends when its stdin closes, so it does not outlive a killed supervisor for long. The key is sent only on
+    The sealer exits when its stdin closes, so it also exits soon after a supervisor is killed. The key is sent only on
     stdin.
     """
     import shutil
@@ -61,13 +61,13 @@ def find_archive(folder: str, name: Any) -> str:
         digest = hashlib.sha256(read_small(path, 1 << 22)).hexdigest()
     except OSError:
         return ""
-    return path if digest[:16] in name else ""  # the job may write here
+    return path if digest[:16] in name else ""  # the job may write to this folder
 
 
 def seals(folder: str) -> dict[str, Json]:
     """Return the most recent seal of each real path in the seal log. Incomplete lines are skipped.
 
-    The lines are not authenticated, because the job may write to the log; the owner of the key verifies `mac`.
+    The lines are not authenticated here: the job may write to the log. The owner of the key verifies `mac`.
     """
     try:
         data = read_small(folder + "/seals.jsonl", MAX_BOOK)

@@ -1,9 +1,9 @@
 """Store reports of a job and its runner in the spool on this machine's disk until they are sent or pulled.
 
-It consists of two files of JSON lines, each with one writer: `spool.job.jsonl` has the job's reports to the relay, and
-`spool.runner.jsonl` those of the supervisor. A line is `{"kind": "metrics" | "alerts", "body": ...}` with a body of the
-server's API. Readers keep byte offsets, and lines are never deleted. A line that is sent or pulled twice is recognized
-by its job, step and time.
+The spool consists of two files of JSON lines, each with one writer. `spool.job.jsonl` has the job's reports to the
+relay, `spool.runner.jsonl` the supervisor's reports. A line is `{"kind": "metrics" | "alerts", "body": ...}`, where
+`body` is a request body of the server's API. Readers keep byte offsets, and lines are never deleted. A line that is
+sent or pulled twice is recognized by its job, step and time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuwarden.remote.runner.files import write_all
 from gpuwarden.remote.runner.protocol import Json, Problem
 
 SPOOLS = ("job", "runner")
-MAX_SPOOL = 256 << 20  # bytes of one file: weeks of metrics
+MAX_SPOOL = 256 << 20  # maximum size of one file: weeks of metrics
 MAX_SPOOL_PIECE = 4 << 20
 
 
@@ -47,7 +47,7 @@ class Spool:
         done = write_all(self.fd, line)
         self.size += done
         if done < len(line):
-            self.size += write_all(self.fd, b"\n")  # otherwise the next line would be lost with this one
+            self.size += write_all(self.fd, b"\n")  # otherwise the next line would be invalid too
             self.dropped += 1
         return done == len(line)
 
@@ -60,7 +60,7 @@ class Spool:
         except OSError:
             return False
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):  # the job may write to this folder
+        if not stat.S_ISREG(info.st_mode):  # the job may have created the file
             os.close(fd)
             return False
         self.fd, self.size = fd, info.st_size
@@ -77,7 +77,7 @@ def ends_with_line(path: str) -> bool:
 
 
 def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIECE) -> tuple[bytes, int]:
-    """Return whole lines from a byte offset, and the offset after them. A file that shrank is read from the start."""
+    """Return complete lines from a byte offset, and the offset after them. A file that became shorter is read again."""
     try:
         fd = os.open(spool_path(folder, source), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -97,7 +97,7 @@ def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIE
 
 
 def parse_lines(text: bytes) -> list[Json]:
-    """Return the entries in some lines; invalid lines are skipped."""
+    """Parse lines into entries. Invalid lines are skipped."""
     return [entry for entry in map(_entry, text.splitlines()) if entry is not None]
 
 
@@ -112,7 +112,7 @@ def _entry(line: bytes) -> Json | None:
 
 
 def spool(folder: str, request: Json) -> Json:
-    """Return the new lines of both files since `cursors`, as texts with the next offsets."""
+    """Return the lines of both files after `cursors`, as text, with the next offsets."""
     if not os.path.isdir(folder):
         raise Problem("not_found", f"the run folder does not exist: {folder}")
     cursors = request.get("cursors") or {}

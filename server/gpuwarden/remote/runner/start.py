@@ -27,11 +27,11 @@ def check_order(order: Json) -> None:
         raise Problem("bad_request", "start needs spec.argv (a list of strings), a token and an attempt number")
     url = (order.get("secrets") or {}).get("GPUWARDEN_REPORT_URL") or ""
     if url and not url.startswith(("https://", "http://")):
-        raise Problem("bad_request", "the address of the server must be http or https")
+        raise Problem("bad_request", "the server's URL must start with http:// or https://")
 
 
 def adopted(folder: str, order: Json) -> Json | None:
-    """Return the answer if this attempt or a later one was already launched, else None."""
+    """Return the reply if this attempt or a later one was already launched, else None."""
     status = read_status(folder)
     if status is None:
         return None
@@ -70,12 +70,12 @@ def start(folder: str, order: Json) -> Json:
     try:
         reply = json.loads(line)
     except ValueError:
-        raise Problem("unreachable", f"the supervisor ended without an answer; see {folder}/runner.err") from None
+        raise Problem("unreachable", f"the supervisor exited without a reply; see {folder}/runner.err") from None
     return reply if isinstance(reply, dict) else {"ok": False, "code": "bad_reply", "error": "no object"}
 
 
 def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
-    """Start a runner process in a new session. It reads its request from stdin; a supervisor answers with one line."""
+    """Start a runner process in a new session. It reads its request from stdin; a supervisor replies with one line."""
     import subprocess
 
     errors = os.open(
@@ -91,7 +91,7 @@ def detached(folder: str, verb: str = "supervise", answers: bool = True) -> Any:
 
 
 def supervise(folder: str, order: Json) -> Json | None:
-    """Take the lock, launch the job and watch it to its end. Answers `start` with one line, then closes its pipes."""
+    """Take the lock, launch the job and watch it until it ends. Sends `start` one line, then closes its pipes."""
     check_order(order)
     lock = -1
     begun = time.monotonic()
@@ -120,7 +120,7 @@ def supervise(folder: str, order: Json) -> Json | None:
 
 
 def take_lock(folder: str, name: str = "lock") -> int:
-    """Take a lock in the run folder; return its descriptor, or -1 if another process has it."""
+    """Take a lock in the run folder; return its descriptor, or -1 if another process holds it."""
     import fcntl
 
     fd = os.open(folder + "/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -130,7 +130,7 @@ def take_lock(folder: str, name: str = "lock") -> int:
         os.close(fd)
         if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
             return -1
-        why = f"{folder} is on a file system without locks ({error}); choose another run folder"
+        why = f"{folder} is on a file system that does not support locks ({error}); choose another run folder"
         raise Problem("not_supported", why) from None
     return fd
 

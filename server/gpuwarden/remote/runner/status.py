@@ -15,7 +15,7 @@ PAD = 16_384  # space for the status to grow without new blocks
 
 
 def write_status(folder: str, status: Json) -> bool:
-    """Write status.json; on a full disk, into its existing blocks. Return False if it can't be written."""
+    """Write status.json. On a full disk, overwrite its existing blocks. Return False if it can't be written."""
     path = folder + "/status.json"
     data = json.dumps(status, allow_nan=False).encode("ascii")
     data = data.ljust(-(-len(data) // PAD) * PAD)

@@ -1,4 +1,4 @@
-"""Report on an attempt in its status, in alerts.jsonl, and in the spool."""
+"""Write the state of an attempt to its status, to alerts.jsonl, and to the spool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_status(order: Json, beat_every: float) -> Json:
 
 
 class Record:
-    """Keeps the status and reports alerts. `dirty`: the status is newer than its file."""
+    """Keeps the status and reports alerts. `dirty`: the status has changes that are not in the file yet."""
 
     def __init__(self, folder: str, status: Json, log: Log, redactor: Redactor, reports: Reports) -> None:
         self.folder, self.status, self.log, self.redactor, self.reports = folder, status, log, redactor, reports
@@ -59,7 +59,7 @@ class Record:
         os.close(fd)
 
     def write(self) -> bool:
-        """Write the status; return whether that succeeded."""
+        """Write the status. Return whether it was written."""
         self.written_at, self.dirty = time.monotonic(), False
         self.status.update(updated_at=time.time(), log_dropped=self.log.dropped)
         return write_status(self.folder, self.status)

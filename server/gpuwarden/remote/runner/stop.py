@@ -1,4 +1,4 @@
-"""End a job. Only processes with a verified identity are signaled."""
+"""Stop a job. Only processes with a verified identity are signaled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 
 
 def stop(folder: str, request: Json) -> Json:
-    """End a job and return the result. Only processes with a verified identity are signaled."""
+    """Stop a job and return the result. Only processes with a verified identity are signaled."""
     status = read_status(folder) if os.path.isdir(folder) else None
     if status is None or (request.get("token") and status.get("token") != request["token"]):
         return {"ok": True, "result": "gone"}
@@ -28,7 +28,7 @@ def stop(folder: str, request: Json) -> Json:
     try:
         write_atomic(folder + "/stop.json", json.dumps({"grace_s": grace}).encode("ascii"))
     except OSError:
-        pass  # the grace of the spec applies then
+        pass  # the grace period of the spec is used then
     identity = (status.get("pid"), status.get("start_ticks"), status.get("boot_id"))
     if not isinstance(identity[0], int) or not signal_exactly(identity[0], identity[1], identity[2], signal.SIGUSR1):
         if is_alive(*identity) is not False:
@@ -36,7 +36,7 @@ def stop(folder: str, request: Json) -> Json:
         return {"ok": True, "result": stop_rest(folder, read_status(folder) or status, grace, end, "gone")}
     while True:
         late = time.monotonic() >= end
-        if is_alive(*identity) is False:  # the supervisor exits after it wrote the final status
+        if is_alive(*identity) is False:  # the final status was written before the exit
             status = read_status(folder) if os.path.isdir(folder) else None
             return {"ok": True, "result": stop_rest(folder, status, grace, end, "stopped") if status else "gone"}
         if late:
@@ -45,7 +45,7 @@ def stop(folder: str, request: Json) -> Json:
 
 
 def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: str) -> str:
-    """End processes that outlived their supervisor: the group, if its leader or a member verifiably is the job's."""
+    """Stop processes that outlived their supervisor, if the group's leader or a member is verified to be the job's."""
     group = status.get("pgid")
 
     def living() -> bool:
@@ -70,7 +70,7 @@ def stop_rest(folder: str, status: Json, grace: float, end: float, otherwise: st
         status.update(
             state="canceled",
             reason=Reason.STOPPED,
-            why="stopped on request; its supervisor was gone",
+            why="stopped on request; its supervisor had died",
             ended_at=time.time(),
         )
         write_status(folder, status)

@@ -31,7 +31,7 @@ def put_out(data: bytes | bytearray | memoryview) -> None:
 def read(folder: str, request: Json) -> None:
     """Write one file from an offset to stdout. Errors are written to stderr, and the exit code is 1.
 
-    With `seal` the file is hashed while it is sent: exactly `size` bytes, then one line with its digest and times.
+    With `seal`, exactly `size` bytes are sent and hashed, then one line with the digest and times.
     """
     fd = ReadableFiles(folder, request).open(str(request["path"]))
     try:
@@ -53,7 +53,7 @@ def read(folder: str, request: Json) -> None:
 def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int:
     """Copy at most `size` bytes of a file to stdout; return the number of bytes.
 
-    `see` gets each piece. The pieces fit into the CPU cache.
+    `see` is called with each piece. A piece fits in the CPU cache.
     """
     piece, count = memoryview(bytearray(PIECE)), 0
     while size is None or count < size:
@@ -67,7 +67,7 @@ def pass_on(fd: int, size: int | None, see: Callable[[memoryview], None]) -> int
 
 
 def sealed(fd: int, size: int) -> None:
-    """Write a whole file, then a line with its digest and times."""
+    """Write a complete file, then a line with its digest and times."""
     import hashlib
 
     sha = hashlib.sha256()
@@ -101,7 +101,7 @@ def bundle(folder: str, request: Json) -> None:
 def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
     """Write small files to stdout as one stream, each identified by its number.
 
-    The files are written in groups: their count, a row for each with its number, size, times and digest, and then their
+    A group consists of the number of files, a row for each file (number, size, times and digest), and then the files'
     contents. A count of 0 ends the stream. A file that can't be read or is larger than `MAX_MEMBER` is left out.
     """
     import hashlib
@@ -113,7 +113,7 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
         except (OSError, Problem):
             continue
         try:
-            content = os.read(fd, FIRST)  # a larger buffer would need a new memory mapping for each file
+            content = os.read(fd, FIRST)  # a larger buffer would be memory-mapped again for each file
             if len(content) == FIRST:
                 content += os.read(fd, MAX_MEMBER + 1 - FIRST)
             info = os.fstat(fd)
@@ -135,5 +135,5 @@ def pack(folder: str, request: Json, named: Iterable[tuple[int, str]]) -> None:
 
 
 def clamp(time_ns: int) -> int:
-    """Return a time limited to the range of a row. A limited time never matches a manifest."""
+    """Return a time, clamped to the range of a row. A clamped time never matches a manifest."""
     return max(min(time_ns, MAX_TIME), -MAX_TIME)

@@ -35,7 +35,7 @@ class Supervisor:
         self.secrets: dict[str, str] = dict(order.get("secrets") or {})
         report_keys = take_report_keys(self.secrets)
         self.seal_key = self.secrets.pop("GPUWARDEN_SEAL_KEY", "")
-        if self.seal_key and not spec.get("root"):  # a rehearsal finds its processes by their environment
+        if self.seal_key and not spec.get("root"):  # a rehearsal must read the environment of its processes
             hide_memory()
         self.keep_keys = take_keys(self.secrets)
         self.redactor = Redactor(
@@ -54,7 +54,7 @@ class Supervisor:
         self.status = self.record.status
         self.progress = Progress(folder, self.record, spec)
         self.output = Output(self.log, self.redactor, self.progress.printed)
-        self.intent = ""  # the reason to end the job: canceled, preempted or timeout
+        self.intent = ""  # why the job must stop: canceled, preempted or timeout
         self.signaled = 0.0
         self.killed = self.warned = False
         self.begun, self.beat_at = time.monotonic(), 0.0
@@ -81,12 +81,12 @@ class Supervisor:
             self.record.alert("restart", why)
             self.status["restarts"] += 1
             if self.pause(float(self.spec.get("restart_delay_s", 1.0))):
-                state, reason, why = self.intent, OF_INTENT[self.intent], "ended while it waited for a restart"
+                state, reason, why = self.intent, OF_INTENT[self.intent], "stopped while it waited for a restart"
                 break
         self.finish(state, reason, why)
 
     def listen(self) -> None:
-        """Convert signals to a readable pipe and an intent."""
+        """Handle signals: each one makes a pipe readable, and some set the intent."""
         self.wake, writer = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(writer, False)
@@ -98,7 +98,7 @@ class Supervisor:
             signal.signal(number, lambda *_: self.intend("preempted"))
 
     def intend(self, intent: str, override: bool = False) -> None:
-        """Record that the job must end. The first reason counts, unless `override`, as for gpuwarden's stop."""
+        """Record that the job must stop. The first reason is kept, except with `override` (gpuwarden's stop)."""
         if override or not self.intent:
             self.intent = intent
 
@@ -125,7 +125,7 @@ class Supervisor:
         return True
 
     def watch(self) -> tuple[str, str, str]:
-        """Wait for the command's end; return state, reason and sentence as in `meaning`."""
+        """Wait until the command ends. Return its state, reason and description, as `meaning` does."""
         while not exited(self.child):
             self.wait()
             self.tick()
@@ -139,7 +139,7 @@ class Supervisor:
         return meaning(code, self.intent, self.spec, self.status["restarts"])
 
     def sweep(self) -> None:
-        """End processes that the command left running in its group, after the same grace period."""
+        """Stop processes that the command left running in its group, with the same grace period."""
         end = time.monotonic() + self.grace
         group = self.child.pid
         kill_group(group, signal.SIGTERM)
@@ -150,7 +150,7 @@ class Supervisor:
             kill_group(group, signal.SIGKILL)
 
     def pause(self, seconds: float) -> bool:
-        """Wait before a restart; return True if the job must end instead."""
+        """Wait before a restart. Return True if the job must stop instead."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.intent:
             self.wait(min(TICK_S, seconds))
@@ -162,7 +162,7 @@ class Supervisor:
         self.progress.take(64)
         self.progress.look_at_files(last=True)
         if self.sealer and self.sealer.stdin:
-            self.sealer.stdin.close()  # it checks one last time; the supervisor does not wait for it
+            self.sealer.stdin.close()  # the sealer then checks one last time; don't wait for it
         self.keep()  # the end of this process signals the uploader that no more files will be saved
         self.status.update(state=state, reason=reason, why=self.redactor.text(why), ended_at=time.time())
         self.beat(last=True)
@@ -191,7 +191,7 @@ class Supervisor:
     def tick(self) -> None:
         """Do the periodic work that is due."""
         self.guard()
-        self.vitals.kills.look(self.child.pid)  # at every tick, because an ended process no longer has a control group
+        self.vitals.kills.look(self.child.pid)  # at every tick, because a process has no control group after it ended
         self.progress.take(1)
         self.reports.keep_running()
         self.limits()
@@ -208,12 +208,12 @@ class Supervisor:
             self.record.write()
 
     def beat(self, last: bool = False) -> None:
-        """Write the machine's measurements to the status, and check the upload."""
+        """Write measurements of the machine to the status, and check the upload."""
         self.status["beat"] = self.vitals.take(last)
         if self.keeper is not None:
             self.keep()
             trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_told:  # once per interruption; the texts differ at every try
+            if trouble and not self.keep_told:  # once per interruption: each try has another text
                 self.record.alert("keep", trouble)
             self.keep_told = trouble
         self.record.dirty = True
@@ -226,7 +226,7 @@ class Supervisor:
             )
 
     def guard(self) -> None:
-        """Kill the job and exit if the run folder is gone, because the machine is being torn down."""
+        """Kill the job and exit if the run folder was removed, because the machine is being torn down."""
         try:
             if os.stat(self.folder).st_ino == self.inode:
                 return
@@ -246,14 +246,14 @@ class Supervisor:
         left = self.begun + timeout - time.monotonic()
         if warn and left <= warn and not self.warned and not self.intent:
             self.warned = True
-            text = f"the time limit comes in {left:.0f} s; SIGTERM will be sent, then SIGKILL {self.grace:.0f} s later"
+            text = f"time limit in {left:.0f} s: SIGTERM will be sent, and SIGKILL {self.grace:.0f} s later"
             self.record.alert("timeout", text)
             self.log.write((f"[gpuwarden] {text}\n").encode())
         if left <= 0:
             self.intend("timeout")
 
     def escalate(self) -> None:
-        """If the job must end, send SIGTERM, and SIGKILL after the grace period."""
+        """If the job must stop, send SIGTERM, and SIGKILL after the grace period."""
         if not self.intent or self.child is None or self.child.returncode is not None:
             return
         now = time.monotonic()
@@ -269,7 +269,7 @@ class Supervisor:
     def asked_grace(self) -> float:
         """Return the grace period of the stop request in seconds.
 
-        The period is in a file, because a signal can't contain it.
+        It is read from a file, because a signal can't contain it.
         """
         try:
             return min(max(float(json.loads(read_small(self.folder + "/stop.json", 4096))["grace_s"]), 0.0), 3600.0)

@@ -1,4 +1,4 @@
-"""Run the command line: one verb, one JSON object on stdin, JSON lines on stdout."""
+"""Run the command line: one verb, with one JSON object on stdin and JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_INPUT = 16 << 20
 
 
 def serve() -> None:
-    """Answer one poll per line of stdin until it closes, which saves the start of Python for each poll."""
+    """Run one poll per line of stdin until it closes. This saves starting Python for each poll."""
     for line in sys.stdin:
         try:
             reply(poll("", json.loads(line)))
@@ -39,7 +39,7 @@ def serve() -> None:
 
 
 def start_and_park(folder: str, order: Json) -> Json:
-    """Launch or adopt an attempt, and start the self-stop process if one is ordered."""
+    """Launch or adopt an attempt, and start the self-stop process if the order has one."""
     reply = start(folder, order)
     if reply.get("ok"):
         park(folder, {"park": order["spec"].get("park"), "attempt": order["attempt"]})
@@ -67,7 +67,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "park", "hold")
-"""Verbs that read or decide something for the user, and therefore delay a self-stop."""
+"""Verbs that read or change something for the user, and therefore delay a self-stop."""
 
 
 def answer(argv: list[str]) -> Json | None:
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def fail(argv: list[str], code: str, error: str) -> NoReturn:
-    """Print an error for the caller, on stderr if stdout carries file contents, and exit with code 1."""
+    """Print an error for the caller, on stderr if stdout is used for file contents, and exit with code 1."""
     line = {"ok": False, "code": code, "error": error}
     if argv[:1] in (["read"], ["bundle"], ["fetch"]):
         sys.stderr.write(json.dumps(line) + "\n")

@@ -1,15 +1,16 @@
-"""Sandboxes for jobs on this machine: detect the one that works, and build the command line that starts it.
+"""Sandboxes for jobs on this machine: detect which one works, and build its command line.
 
-A job is code that an agent wrote. Without a sandbox it runs under the user's account and can read every key and file of
-the user, including gpuwarden's ledger and policy. In a sandbox it has access to its run folder (only its working
-folder, `metrics.jsonl` and a private home are writable), the system's programs, its interpreter, and the GPUs.
+A job is code that an agent wrote. Without a sandbox, it runs under the user's account and can read all of the user's
+keys and files, including gpuwarden's ledger and policy. In a sandbox, it has access to its run folder, the system's
+programs, its interpreter, and the GPUs. In the run folder, only its working folder, `metrics.jsonl` and a private home
+are writable.
 
 | kind | mechanism | not covered |
 |---|---|---|
-| `bubblewrap` | separate namespaces, by `bwrap` | nothing known |
-| `landlock` | the kernel's rules on files, TCP, signals, abstract sockets; not as root | UDP; sockets by path |
-| `sandbox-exec` | the sandbox of macOS | untested; limits of Apple's profile language |
+| `bubblewrap` | separate namespaces, created by `bwrap` | nothing known |
+| `landlock` | kernel rules for files, TCP, signals and abstract sockets; not for root | UDP; sockets with a path |
+| `sandbox-exec` | the macOS sandbox | untested; what Apple's profile language can't express |
 | `none` | | everything |
 
-A kind is available if its real command line starts Python here, independent of versions or settings.
+A kind is available if its actual command line starts Python on this machine, whatever the versions and settings are.
 """

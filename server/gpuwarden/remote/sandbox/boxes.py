@@ -16,8 +16,8 @@ from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, System, below
 
 INIT: Final = Path(__file__).with_name("first.py")
 
-# The files of /etc that programs need. As root a sandboxed job could read all of /etc, so this is a list, without
-# /etc/shadow and /etc/ssl/private.
+# The files in /etc that programs need. The entire folder is not visible, because a sandboxed job that runs as root
+# could read /etc/shadow and /etc/ssl/private.
 _ETC = (
     "ld.so.cache ld.so.conf ld.so.conf.d passwd group nsswitch.conf hosts host.conf protocols services localtime "
     "timezone ssl/certs ssl/cert.pem ssl/ca-bundle.pem ssl/openssl.cnf pki/ca-trust pki/tls/certs pki/tls/cert.pem "
@@ -33,7 +33,7 @@ _GPUS = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd", "/dev/dxg",
 
 @cache
 def system() -> System:
-    """Return the links and folders of `/` on this machine that every job needs."""
+    """Return the system paths of this machine that every job needs."""
     links, read = [], [path for path in _WHOLE if os.path.isdir(path)]
     for name in _ROOT:
         path = Path("/") / name
@@ -66,22 +66,22 @@ def box_for(
 ) -> Box:
     """Return the box of a job that is started with `env`.
 
-    `programs` are the programs that run it, `machine` the folders of a rehearsal. A program that an earlier job may
-    have created does not add its environment: the environment could consist of links to files outside the job's box.
+    `programs` are the programs that run it, `machine` the folders of a rehearsal. If an earlier job may have created a
+    program, its environment is not added: it could consist of links to files outside the job's box.
     """
     run_dir = os.path.realpath(run_dir)
     hidden, write = (tuple(real(path) for path in paths) for paths in (allowed.hidden, allowed.paths))
     made_by_jobs = (os.path.dirname(run_dir), *hidden, *write, *map(real, machine))
     home = os.path.realpath(env.get("HOME") or "/")
     homeless = home == "/" or below(home, (*system().read, "/proc", "/dev"))
-    # The libraries and certificates that the environment names.
+    # The libraries and certificates in the environment's variables.
     named = [env.get(name, "") for name in ("CUDA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")]
     named += env.get("LD_LIBRARY_PATH", "").split(":")
     trusted = [p for p in programs if not any(below(real(at), made_by_jobs) for at in (p, os.path.dirname(p)))]
     read = list(interpreters(sys.executable))
     read += [path for path in interpreters(*trusted) if not below(real(path), hidden)]
     read += [os.path.realpath(path) for path in named if path.startswith("/") and os.path.exists(path) and path != "/"]
-    if allowed.caches:  # the Hub's cache of models and datasets; the token is next to it, not in it
+    if allowed.caches:  # the Hub's cache, without the token, which is in its parent
         hub = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or env.get('HOME', '') + '/.cache'}/huggingface"
         read += [os.path.realpath(f"{hub}/hub")] if hub.startswith("/") and os.path.isdir(f"{hub}/hub") else []
     if allowed.network:  # the resolver's configuration, often a link to a file under /run
@@ -100,12 +100,12 @@ def box_for(
 
 
 def real(path: str) -> str:
-    """Return an absolute path without links; `~` is the user's home."""
+    """Return an absolute path without symbolic links; `~` is the user's home."""
     return os.path.realpath(os.path.expanduser(path))
 
 
 def environment(sandbox: Sandbox, box: Box) -> dict[str, str]:
-    """Return the variables added to a job's environment: private folders, and offline mode without a network."""
+    """Return the variables to add to a job's environment: private folders, and offline mode without a network."""
     mounts = sandbox.kind is Kind.BUBBLEWRAP
     own = {"HOME": box.home, "TMPDIR": "/tmp"} if mounts else {"HOME": box.own_home, "TMPDIR": box.own_home}  # noqa: S108
     return own if box.network else {**own, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -119,7 +119,7 @@ def prepare(box: Box) -> None:
 
 
 def init_source() -> tuple[str, bytes]:
-    """Return name and content of the first program in the sandbox."""
+    """Return the file name and content of the first program in the sandbox."""
     content = INIT.read_bytes()
     return f"sandbox-{hashlib.sha256(content).hexdigest()[:12]}.py", content
 
@@ -128,13 +128,13 @@ def init_source() -> tuple[str, bytes]:
 
 
 def interpreters(*programs: str) -> tuple[str, ...]:
-    """Return the folders that Python programs need: those of their environment and of its base Python."""
+    """Return the folders that Python programs need: those of their environments and of the base Pythons."""
     found = dict.fromkeys(path for program in programs for path in _prefixes(program))
     return tuple(path for path in found if not below(path, ("/usr", "/bin", "/lib")))
 
 
 def _prefixes(program: str) -> Iterator[str]:
-    """Yield the parts of a program's prefix if it is a Python or conda environment; otherwise yield the program."""
+    """Yield the folders of a program's Python or conda environment; the program if it has none."""
     for path in dict.fromkeys((program, os.path.realpath(program))):
         prefix = os.path.dirname(os.path.dirname(path))
         marks = (Path(prefix, "pyvenv.cfg"), Path(prefix, "conda-meta"), *Path(prefix).glob("lib/python3.*/os.py"))
@@ -147,7 +147,7 @@ def _prefixes(program: str) -> Iterator[str]:
 
 
 def _base_of(prefix: str) -> Iterator[str]:
-    """Yield the parts of an environment's base Python."""
+    """Yield the folders of an environment's base Python."""
     try:
         lines = Path(prefix, "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -159,8 +159,8 @@ def _base_of(prefix: str) -> Iterator[str]:
 
 
 def _parts(prefix: str) -> Iterator[str]:
-    """Yield the parts of an environment. If a project folder is an environment, its other files are not included, and
-    neither are links that lead out of it.
+    """Yield the folders and files of an environment. Other files are not included, as a project folder may be an
+    environment. Neither are links that lead out of it.
     """
     names = ("bin", "lib", "lib64", "include", "share", "libexec", "ssl", "pyvenv.cfg", "conda-meta")
     top = (os.path.realpath(prefix),)

@@ -1,4 +1,4 @@
-"""Detect the sandbox of this machine: the best one whose real command line starts Python."""
+"""Detect the sandbox of this machine: the best one whose actual command line starts Python."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _candidates() -> Iterator[Sandbox]:
         for program in _bwraps():
             yield Sandbox(Kind.BUBBLEWRAP, program, ("--disable-userns",))
             yield Sandbox(Kind.BUBBLEWRAP, program)  # before 0.8; a job may then create nested namespaces
-        if os.getuid() != 0:  # for root, Landlock does not hide the environment of other processes
+        if os.getuid() != 0:  # root could read the environment of other processes
             yield Sandbox(Kind.LANDLOCK)
     elif sys.platform == "darwin" and os.path.exists("/usr/bin/sandbox-exec"):
         yield Sandbox(Kind.SANDBOX_EXEC, "/usr/bin/sandbox-exec")
 
 
 def _bwraps() -> Iterator[str]:
-    """Yield the installed bubblewrap, then the one from `pip install gpuwarden[sandbox]`."""
+    """Yield the paths of the installed bubblewrap, then of the one from `pip install gpuwarden[sandbox]`."""
     installed = shutil.which("bwrap")
     if installed:
         yield installed
@@ -57,7 +57,7 @@ def _bwraps() -> Iterator[str]:
 
 
 def probe(sandbox: Sandbox) -> str:
-    """Start Python with the real arguments. Return the reason for a failure, empty if it works."""
+    """Start Python in the sandbox. Return the reason if that fails; empty if it works."""
     if sandbox.kind is Kind.LANDLOCK and (sockets := open_sockets()):
         return f"it can't block the Unix socket {sockets[0]}"
     with tempfile.TemporaryDirectory(prefix="gpuwarden-sandbox-") as folder:
@@ -90,7 +90,7 @@ def _tried(prefix: Sequence[str]) -> tuple[int | None, str]:
 def open_sockets(
     listing: Callable[[], str] = lambda: Path("/proc/net/unix").read_text("utf-8", "replace"),
 ) -> list[str]:
-    """List the Unix sockets that have a path and accept this user: tmux, Docker, the user's systemd."""
+    """List the Unix sockets with a path to which this user can connect, such as those of tmux, Docker and systemd."""
     try:
         rows = (line.split(maxsplit=7) for line in listing().splitlines()[1:])
     except OSError:

@@ -1,16 +1,16 @@
-"""Run as the first program in a sandbox: read the job's environment from a pipe, start the command, and report its end.
+"""The first program in a sandbox. It reads the job's environment from a pipe, starts the command, and reports its end.
 
     python -I -S first.py MODE GRACE ENVIRONMENT_FD REPORT_FD COMMAND...
 
-Standard library only: this file is next to the job, but the job can't write to it. The program that builds the sandbox
-never gets the job's environment, because a job's `LD_PRELOAD` would then run outside of it. The environment is in no
-argument list either.
+Standard library only. This file is in the job's run folder, but the job can't write to it. The program that creates the
+sandbox never gets the job's environment, because the library in a job's `LD_PRELOAD` would then run outside of the
+sandbox. The environment is in no argument list either.
 
 | MODE | meaning |
 |---|---|
 | `init` | run as process 1 of a PID namespace: reap orphans, and report the end of the command |
-| `plain` | already in the sandbox: become the command |
-| a JSON object | apply these rules of Landlock, see `restrict`; then become the command |
+| `plain` | the process is already in the sandbox: become the command |
+| a JSON object | apply these Landlock rules (see `restrict`), then become the command |
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-READ, WRITE = 0b1101, 0xFFFF  # execute, read files, read folders; everything up to the ioctls of devices
+READ, WRITE = 0b1101, 0xFFFF  # execute, read files, read folders; all rights up to device ioctls
 ON_FILES = 0xC007  # the rights that apply to a file: execute, write, read, truncate, ioctl
 TCP = 0b11  # bind, connect
 SCOPED = 0b11  # abstract Unix sockets, signals
 
 PR_SET_SECCOMP, FILTER_MODE = 22, 2
 SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 248, 249, 250), "aarch64": (0xC00000B7, 198, 217, 218, 219)}
-"""By machine: the numbers of its ABI, and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
+"""The numbers, for each machine type, of the ABI and of the calls `socket`, `add_key`, `request_key` and `keyctl`."""
 IO_URING_SETUP, OTHER_ABI, AF_VSOCK = 425, 0x40000000, 40
-LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # of a filter's instructions
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # the opcodes of a filter's instructions
 AT_CALL, AT_ABI, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in `struct seccomp_data`
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> NoReturn:
         if mode == "init":
             sys.exit(serve(command, env, report, float(grace)))
         if mode != "plain":
-            import json  # as slow as all other imports together, so only here
+            import json  # takes as long as all other imports together
 
             restrict(json.loads(mode))
         become(command, env)
@@ -59,14 +59,14 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def environment(fd: int) -> dict[str, str]:
-    """Read the job's environment, `NAME=VALUE` and a NUL each, to the end of the pipe."""
+    """Read the job's environment from the pipe: NUL-terminated `NAME=VALUE` entries."""
     with os.fdopen(fd, "rb") as pipe:
         rows = pipe.read().split(b"\0")[:-1]
     return dict(os.fsdecode(row).split("=", 1) for row in rows)
 
 
 def become(command: list[str], env: dict[str, str]) -> NoReturn:
-    """Replace this process by the command, with the default signal handlers."""
+    """Replace this process with the command, with default signal handlers."""
     if sys.platform == "linux":
         forbid(os.uname().machine)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
@@ -76,15 +76,15 @@ def become(command: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def serve(command: list[str], env: dict[str, str], report: int, grace: float) -> int:
-    """Run as process 1: start the command, wait for it and for orphans, and end the remaining processes."""
+    """Run as process 1: start the command, wait for it and for orphans, and stop the remaining processes."""
     libc_call("prctl", PR_SET_DUMPABLE, 0)  # the job must not attach to this process
-    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the program that created it
+    libc_call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # the namespace ends with the process that created it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if not child:
         try:
             become(command, env)
-        except BaseException as error:  # after any error, the child must not continue as a second process 1
+        except BaseException as error:  # after any error, the child must exit
             tell(report, f"error {error}")
         os._exit(127)
     while True:
@@ -98,7 +98,7 @@ def serve(command: list[str], env: dict[str, str], report: int, grace: float) ->
 def sweep(grace: float) -> None:
     """Send SIGTERM to all other processes and wait up to `grace` seconds.
 
-    The remaining processes die with process 1.
+    The kernel kills the remaining processes when process 1 exits.
     """
     end = time.monotonic() + grace
     for number in (signal.SIGTERM, signal.SIGCONT):
@@ -115,7 +115,7 @@ def sweep(grace: float) -> None:
 
 
 def tell(report: int, line: str) -> None:
-    """Report to the supervisor, which may be gone and uses only the first line."""
+    """Report to the supervisor, which may have exited. It uses only the first line."""
     try:
         os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     except OSError:
@@ -126,10 +126,10 @@ def tell(report: int, line: str) -> None:
 
 
 def forbid(machine: str) -> None:
-    """Block system calls whose objects have no namespace: the kernel's key rings, which may have login tickets, sockets
-    to the hypervisor or another virtual machine, and io_uring, which can also open sockets.
+    """Block system calls for objects that have no namespace: the kernel's key rings, which may contain login tickets,
+    sockets to the hypervisor or another virtual machine, and io_uring, which can also open sockets.
 
-    On a kernel without filters, and on an unknown machine type, nothing is blocked.
+    Nothing is blocked if the kernel has no seccomp filters or the machine type is unknown.
     """
     import ctypes
 
@@ -137,7 +137,7 @@ def forbid(machine: str) -> None:
         return
     abi, open_socket, *refused = SYSTEM_CALLS[machine]
     refused.append(IO_URING_SETUP)
-    away = len(refused) + 8  # the index of the refusal; a jump counts from the next instruction
+    away = len(refused) + 8  # index of the refusal; jumps are relative to the next instruction
     rows = [(LOAD, 0, 0, AT_ABI), (IF_EQUAL, 0, away - 2, abi), (LOAD, 0, 0, AT_CALL)]
     rows.append((IF_AT_LEAST, away - 4, 0, OTHER_ABI))
     rows += [(IF_EQUAL, away - 5 - i, 0, number) for i, number in enumerate(refused)]
@@ -159,9 +159,9 @@ def forbid(machine: str) -> None:
 def restrict(rules: dict[str, list[str]]) -> None:
     """Restrict this process to files under `read` and `write`.
 
-    Without `network`, block TCP; always block signals to others.
+    TCP is blocked unless `network` is set. Signals to processes outside are always blocked.
 
-    Raises OSError if the kernel's Landlock is older than ABI 6, which does not cover signals and abstract sockets.
+    Raises OSError if the kernel's Landlock is older than ABI 6, the first that covers signals and abstract sockets.
     """
     import ctypes
 
@@ -180,7 +180,7 @@ def restrict(rules: dict[str, list[str]]) -> None:
 
 
 def allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for one path; a missing path needs no rule."""
+    """Add a rule for one path. A missing path is skipped."""
     import ctypes
 
     try:
@@ -189,7 +189,7 @@ def allow(ruleset: int, path: str, rights: int) -> None:
         return
     if not os.path.isdir(path):
         rights &= ON_FILES
-    # `struct landlock_path_beneath_attr` is packed: 8 bytes of rights, 4 of a descriptor.
+    # `struct landlock_path_beneath_attr` is packed: 8 bytes for the rights, 4 for the descriptor.
     rule = rights.to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder)
     try:
         libc_call("syscall", ADD_RULE, ruleset, 1, ctypes.create_string_buffer(rule, 12), 0)
@@ -198,7 +198,7 @@ def allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def libc_call(name: str, *args: object) -> int:
-    """Call the C library. Raises OSError if it returns -1."""
+    """Call a function of the C library. Raises OSError if it returns -1."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
-"""Query a command's own Python for missing modules, in a sandbox as strict as the job's.
+"""Ask a command's Python which modules are missing, in a sandbox that is as strict as the job's.
 
-The caller chooses the program and its variables, and an earlier job may have created both. Therefore they run only
-inside the sandbox, even for a check, without write access and network.
+The caller chooses the program and its variables, and an earlier job may have created the program. So even a check runs
+only inside the sandbox, without write access or network.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def modules_not_found(
     env: Mapping[str, str],
     given: Mapping[str, str],
 ) -> list[str]:
-    """Return the modules that a Python does not find in the sandbox. Raises OSError if it does not answer.
+    """Return the modules that a Python can't find in the sandbox. Raises OSError if it does not answer.
 
-    `env` is the environment of every job here, `given` the variables that this job adds.
+    `env` is the environment of every job on this machine, `given` the variables that this job adds.
     """
     if found.kind is Kind.NONE:  # the policy allows jobs without a sandbox
         return missing_modules(python, list(names), {**env, **given})
@@ -66,7 +66,7 @@ def modules_not_found(
 
 
 def _read(pipe: IO[bytes], until: float) -> str:
-    """Read a pipe up to `_ANSWER` bytes or the time `until`."""
+    """Read a pipe until `_ANSWER` bytes were read or the time `until` is reached."""
     said = bytearray()
     while len(said) < _ANSWER and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         piece = os.read(pipe.fileno(), 1 << 16)

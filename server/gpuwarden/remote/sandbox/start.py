@@ -1,4 +1,4 @@
-"""Start a command in a sandbox from outside of the runner."""
+"""Start a command in a sandbox, without the runner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuwarden.remote.runner.command import packed
 def start(
     prefix: Sequence[str], command: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start `command` in a sandbox. `prefix` is the sandbox's command line; `env` reaches only `command`."""
+    """Start `command` in a sandbox. `prefix` is the sandbox's command line; `env` is passed only to `command`."""
     variables = packed(env)
     given, feed = os.pipe()
     with open(os.devnull, "wb") as report:

@@ -1,4 +1,4 @@
-"""Build the argument list that starts a command in a sandbox, from a box and the facts of this machine. Pure."""
+"""Build the argument list that starts a command in a sandbox, from a box and facts about this machine. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRACE_S: Final = 10.0
 KERNEL: Final = tuple(
     f"/proc/{n}" for n in ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 )
-"""The kernel's settings: root can write them without any capability, and bubblewrap does not prevent it."""
+"""The kernel's settings. Root can write them even without capabilities, and bubblewrap does not prevent that."""
 OWN_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - in memory, and private to the job
 
 
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The sandbox of this machine. `program` starts it; `flags` are the options for this version of the program."""
+    """A sandbox. `program` starts it; `flags` are options that depend on the program's version."""
 
     kind: Kind
     program: str = ""
@@ -39,10 +39,10 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Box:
-    """The paths that one job may access. They are absolute and real; `read` and `write` appear at their own paths.
+    """The absolute paths that one job may access. `read` and `write` have the same paths inside the sandbox.
 
-    `hidden` is never visible, not even inside of `read` and `write`. `machine` are folders of a rehearsal's machine,
-    which may be inside of `hidden`.
+    `hidden` is never visible, even if it is inside of `read` or `write`. `machine` are folders of a rehearsal's
+    machine, which may be inside of `hidden`.
     """
 
     run_dir: str
@@ -81,14 +81,14 @@ class Box:
 
 @dataclass(frozen=True)
 class System:
-    """The parts of this machine that every job can read: links of `/`, and read-only paths."""
+    """The paths of this machine that every job can read: symbolic links in `/`, and read-only paths."""
 
     links: tuple[tuple[str, str], ...]
     read: tuple[str, ...]
 
 
 def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
-    """Return the arguments before two descriptors (the job's environment, the report) and the command. Pure."""
+    """Return the arguments that precede two descriptors (the job's environment, the report) and the command."""
     python = [sys.executable, "-I", "-S", init]
     if sandbox.kind is Kind.BUBBLEWRAP:
         return [*bubblewrap(sandbox, box, machine), "--", *python, "init", f"{grace:g}"]
@@ -131,7 +131,7 @@ def bubblewrap(sandbox: Sandbox, box: Box, machine: System) -> list[str]:
 
 
 def landlock(box: Box, machine: System) -> dict[str, object]:
-    """Return the rules of Landlock. It can't hide a part of a folder, so folders with hidden paths are left out."""
+    """Return the Landlock rules. They can't hide a part of a folder, so folders with hidden paths are left out."""
 
     def open_to(paths: Sequence[str]) -> list[str]:
         return [p for p in paths if not any(below(h, (p,)) or below(p, (h,)) for h in box.hidden)]

@@ -1,7 +1,7 @@
-"""Call SkyPilot's SDK, which runs in a separate process with the interpreter in which SkyPilot is installed.
+"""Call SkyPilot's SDK. It runs in a separate process, with the interpreter in which SkyPilot is installed.
 
-The process is started by the first request and kept, since importing the SDK takes seconds. It reports errors as class
-names. A request without an answer may have been carried out.
+The first request starts the process. It is kept, because importing the SDK takes seconds. It reports errors as class
+names. A request without a reply may have been carried out.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ T = TypeVar("T")
 PYTHON: Final = "GPUWARDEN_SKY_PYTHON"
 ANSWER_S: Final = 150.0
 VERSION: Final = "0.14.1"
-INSTALL: Final = f"uv tool install skypilot=={VERSION}, or name its interpreter in {PYTHON}."
+INSTALL: Final = f"uv tool install skypilot=={VERSION}, or set {PYTHON} to its interpreter."
 _MEANINGS: Final[dict[str, tuple[type[WardenError], str]]] = {
     "ClusterDoesNotExist": (NotFound, ""),
-    "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` restarts it; it is billed from then on."),
-    "ClusterNotUpError": (Conflict, "Its machine must be up."),
+    "ControllerStopped": (Unreachable, "`sky jobs queue --refresh` restarts the controller, which is then billed."),
+    "ClusterNotUpError": (Conflict, "The cluster must be up."),
     "ApiServerAuthenticationError": (AuthFailed, "Log in: sky api login."),
     "PermissionDeniedError": (AuthFailed, "Ask the administrator of the API server."),
-    "NoCloudAccessError": (AuthFailed, "Run `sky check` on the machine of the API server."),
-    "ResourcesUnavailableError": (NoCapacity, "Request another GPU, or name another infrastructure."),
+    "NoCloudAccessError": (AuthFailed, "Run `sky check` on the machine that runs the API server."),
+    "ResourcesUnavailableError": (NoCapacity, "Request another GPU, or choose another infrastructure."),
     "NotSupportedError": (NotSupported, ""),
     "APINotSupportedError": (NotSupported, f"The API server needs SkyPilot {VERSION} or newer."),
-    "APIVersionMismatchError": (NotSupported, f"Install SkyPilot {VERSION} on both sides."),
+    "APIVersionMismatchError": (NotSupported, f"Install SkyPilot {VERSION} on the client and the server."),
     "ResourcesMismatchError": (BadRequest, ""),
     "InvalidClusterNameError": (BadRequest, ""),
     "InvalidSkyPilotConfigError": (BadRequest, "Correct ~/.sky/config.yaml."),
     "CloudError": (Unreachable, "SkyPilot's catalog or a cloud does not answer; try again."),
-    "ApiServerConnectionError": (Unreachable, "Check that it is up; `sky api start` starts one on this machine."),
+    "ApiServerConnectionError": (Unreachable, "Check that the API server is up. `sky api start` starts one here."),
     "RequestException": (Unreachable, "Check with `sky api info` that SkyPilot's API server is up."),
     "ValidationError": (BadReply, f"Check that SkyPilot {VERSION} is installed."),
-    "BadTask": (BadRequest, "`sky gpus list` has the names of GPUs, `sky check` those of clouds."),
+    "BadTask": (BadRequest, "`sky gpus list` lists GPUs, `sky check` lists clouds."),
 }
 
 
@@ -99,7 +99,7 @@ class _Helper:
         self.answers.put("")
 
     def end(self) -> str:
-        """End the process, and return the last line that it wrote."""
+        """Kill the process, and return the last line that it wrote to stderr."""
         assert self.process.stdin is not None
         self.process.kill()
         self.process.wait()
@@ -110,9 +110,9 @@ class _Helper:
             return said.read()[-2_000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def ask(self, request: str, timeout_s: float) -> str:
-        """Return the answer to one request.
+        """Return the reply to one request.
 
-        Without one, end the process: a late answer would be mistaken for the next one.
+        If there is no reply in time, the process is killed, so that a late reply is not taken for the next one.
         """
         assert self.process.stdin is not None
         try:
@@ -144,7 +144,7 @@ class SkyClient:
         self.env = os.environ if env is None else env
 
     async def ask(self, shape: type[T], ask: str, *, timeout_s: float | None = None, **request: Any) -> T:
-        """Return the answer to one request. Raises SkyPilot's error as gpuwarden's own error type."""
+        """Return the reply to one request. Raises SkyPilot's error as the matching gpuwarden error."""
         body = json.dumps({"ask": ask, **request})
         raw = await to_thread.run_sync(self._talk, body, timeout_s or ANSWER_S, abandon_on_cancel=True)
         try:
@@ -153,15 +153,15 @@ class SkyClient:
                 return TypeAdapter(shape).validate_python(reply["value"])
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise BadReply(
-                "SkyPilot's answer can't be parsed", f"Check that SkyPilot {VERSION} is installed."
+                "SkyPilot's reply can't be parsed", f"Check that SkyPilot {VERSION} is installed."
             ) from error
         names, said = reply.get("error"), line(reply.get("message") or "no reason given", 600)
         for name in names if isinstance(names, list) else ():
             if name in _MEANINGS:
                 kind, hint = _MEANINGS[name]
                 raise kind(f"SkyPilot: {said}", hint)
-        # An unknown refusal is inconclusive about the state of jobs and clusters.
-        raise BadReply(f"SkyPilot gave an unexpected answer: {said}", "`sky api status` lists its current requests.")
+        # An unknown error says nothing about the state of jobs and clusters.
+        raise BadReply(f"SkyPilot returned an unexpected error: {said}", "`sky api status` lists its current requests.")
 
     def _talk(self, body: str, timeout_s: float) -> str:
         python = sky_python(self.env)

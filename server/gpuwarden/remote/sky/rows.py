@@ -1,4 +1,4 @@
-"""Models of the helper's replies about clusters, jobs and costs, and the options of a task."""
+"""Models of the helper's replies about clusters, jobs and costs, and of a task's options."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Plan(Frozen):
 
 
 class Launched(Frozen):
-    """Result of a launch. `adopted`: it existed already. `idle_minutes` is None if the machine can't stop itself."""
+    """Result of a launch. `adopted`: the cluster or job already existed. `idle_minutes` is None without a self-stop."""
 
     adopted: bool
     idle_minutes: int | None = None
 
 
 class Cluster(Frozen):
-    """One cluster. `hash` is its identity, since names are reused. `ids` are the machines' ids at their cloud."""
+    """One cluster. `hash` identifies it, because names are reused. `ids` are the cloud's ids of its machines."""
 
     name: str
     hash: str
@@ -64,9 +64,9 @@ class Cluster(Frozen):
 
 
 class ManagedJob(Frozen):
-    """A job for which SkyPilot's controller rents machines, and replaces them if they are preempted.
+    """A managed job: SkyPilot's controller rents its machines, and replaces them if they are preempted.
 
-    `schedule` is DONE once the controller has finished all work for it, including the termination of its machine
+    `schedule` is DONE once the controller has finished all work for the job, including the termination of its machine,
     `cluster`.
     """
 
@@ -86,7 +86,7 @@ class ManagedJob(Frozen):
 
     @property
     def over(self) -> bool:
-        """Return whether its command will not run again."""
+        """Return whether the job has ended, so that its command will not run again."""
         return self.status == "SUCCEEDED" or self.status == "CANCELLED" or self.status.startswith("FAILED")
 
 
@@ -108,7 +108,7 @@ class Request(Frozen):
 
 
 class Clusters(Frozen):
-    """Clusters and, if one was named, its launches. `why` is the error of the newest launch."""
+    """Clusters. If only one was requested, also its launches. `why` is the error of the newest launch."""
 
     clusters: tuple[Cluster, ...]
     requests: tuple[Request, ...]
@@ -135,7 +135,7 @@ class JobQueue(Frozen):
 
 
 class Cost(Frozen):
-    """SkyPilot's reported cost of one cluster. `live`: it is still in SkyPilot's list."""
+    """The cost of one cluster as reported by SkyPilot. `live`: the cluster is still in SkyPilot's list."""
 
     name: str
     hash: str
@@ -151,7 +151,7 @@ class Log(Frozen):
 
 
 class Done(Frozen):
-    """Whether a verb has completed; otherwise it continues in the API server."""
+    """Whether a request has completed. If not, it continues in the API server."""
 
     done: bool
 
@@ -170,24 +170,24 @@ class SkyOptions(Frozen):
 
 
 def read_options(options: dict[str, Any]) -> SkyOptions:
-    """Return a job's options. Raises BadRequest for one that SkyPilot does not have."""
+    """Return a job's options. Raises BadRequest for an unknown or invalid option."""
     try:
         return SkyOptions.model_validate(options)
     except ValidationError as error:
         at = ", ".join(line(".".join(map(str, e["loc"])), 60) for e in error.errors())
         known = ", ".join(SkyOptions.model_fields)
-        raise BadRequest(f"options of sky can't be used: {at}", f"The options are {known}.") from error
+        raise BadRequest(f"invalid options for SkyPilot: {at}", f"The options are {known}.") from error
 
 
 def cluster_name(token: str) -> str:
-    """Return the name of a token's cluster. Raises BadRequest for a token that SkyPilot would not accept."""
+    """Return the cluster name for a token. Raises BadRequest for a token that SkyPilot would not accept."""
     if not _TOKEN.fullmatch(token):
         raise BadRequest(f"{line(token, 80)} can't be the name of a cluster", "Letters, digits and dashes are allowed.")
     return PREFIX + token
 
 
 def token_of(name: str) -> str:
-    """Return the token in a cluster's name; empty if it is not a name of gpuwarden, such as one with a path."""
+    """Return the token in a cluster's name; empty if gpuwarden did not create the name."""
     token = name.removeprefix(PREFIX)
     return token if name.startswith(PREFIX) and _TOKEN.fullmatch(token) else ""
 
@@ -214,5 +214,5 @@ def task(infra: str, resources: Resources) -> dict[str, Any]:
 
 
 def minutes(seconds: int | None, default: int = 60) -> int:
-    """Return the whole minutes after which a machine stops itself."""
+    """Return the number of minutes, rounded up, after which a machine stops itself."""
     return default if seconds is None else max(1, math.ceil(seconds / 60))

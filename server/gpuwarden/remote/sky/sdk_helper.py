@@ -1,9 +1,9 @@
-"""Answer gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
+"""Handle gpuwarden's requests with SkyPilot's SDK. Runs in the interpreter in which SkyPilot is installed.
 
-SkyPilot pins versions that conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
-request is one line of JSON on stdin, its answer one line on stdout. Output of the SDK goes to stderr. The helper never
-starts an API server: a server that is down must not be mistaken for an empty one. Needs only SkyPilot 0.14 and Python
-3.9.
+SkyPilot's pinned versions conflict with gpuwarden's (uvicorn below 0.36), so the two never share an interpreter. A
+request is one line of JSON on stdin, the reply is one line on stdout. Output of the SDK goes to stderr. The helper
+never starts an API server, because a new server without clusters would hide that the user's server is down. Needs only
+SkyPilot 0.14 and Python 3.9.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 Json = Dict[str, Any]
 
 SETTLE_S = 8.0
-"""Time to wait for the refusal of a request that works on a machine; it continues in the API server."""
+"""Seconds to wait for an error of a long-running request. After that, the request continues in the API server."""
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 MAX_LOG = 8 << 20
 CONTROLLERS = ("sky-jobs-controller-", "sky-serve-controller-")
@@ -28,12 +28,12 @@ MANAGED = [
     "submitted_at", "start_at", "end_at", "recovery_count", "failure_reason", "current_cluster_name",
 ]  # fmt: skip
 _PRINTED = re.compile(r"^\([^()\n]{1,250}, (?:rank=\d+, )?pid=\d+(?:, ip=[^()\n]{1,60})?\) ")
-"""SkyPilot's prefix of each line that a job prints."""
+"""The prefix that SkyPilot adds to each line that a job prints."""
 _NAME = re.compile(r"^name:\s*['\"]?([^'\"\n]+)", re.MULTILINE)
 
 
 class BadTask(Exception):
-    """The SDK refused the task before anything was sent."""
+    """The SDK rejected the task before anything was sent."""
 
 
 class ControllerStopped(Exception):
@@ -41,7 +41,7 @@ class ControllerStopped(Exception):
 
 
 def task_of(config: Json) -> Any:
-    """Convert a plain task to the SDK's. Raises BadTask."""
+    """Convert a task from JSON to the SDK's type. Raises BadTask."""
     try:
         return sky.Task.from_yaml_config(dict(config))
     except ValueError as error:
@@ -49,7 +49,7 @@ def task_of(config: Json) -> Any:
 
 
 def settled(request: str) -> bool:
-    """Wait up to `SETTLE_S` for a request's end, and raise its error. Return whether it ended."""
+    """Wait up to `SETTLE_S` until a request ends, and raise its error. Return whether it ended."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
         found = sdk.api_status([request], all_status=True)
@@ -74,7 +74,7 @@ def info() -> Json:
 
 
 def stops(resources: Any) -> bool:
-    """Return whether a machine can be stopped and restarted, and can self-stop."""
+    """Return whether a machine can be stopped and restarted, and can stop itself."""
     features = sky.clouds.CloudImplementationFeatures
     try:
         resources.cloud.check_features_are_supported(resources, {features.STOP, features.AUTOSTOP})
@@ -84,9 +84,9 @@ def stops(resources: Any) -> bool:
 
 
 def quote(task: Json, name: str) -> Json:
-    """Dry-run a task's launch, and return the cheapest offer of its GPU in the catalog. Without an offer, no price.
+    """Dry-run a task's launch, and return the catalog's cheapest offer for its GPU. Without one, the price is None.
 
-    The server reports the price of a dry run only in its log.
+    The catalog is used because the server reports the price of a dry run only in its log.
     """
     made = task_of(task)
     sdk.get(sdk.launch(made, cluster_name=name, dryrun=True))
@@ -103,7 +103,7 @@ def quote(task: Json, name: str) -> Json:
             usd = offer.spot_price if asked.use_spot else offer.price
             if usd and usd > 0 and asked.instance_type in (None, offer.instance_type):
                 offers.append((float(usd), str(offer.instance_type), str(offer.region)))
-    usd, instance, region = min(offers, default=(None, "no offer of the catalog", "any region"))
+    usd, instance, region = min(offers, default=(None, "no offer in the catalog", "any region"))
     return {"usd": usd, "plan": f"{instance} in {region}", "cloud": str(asked.cloud).lower(), "stops": stops(asked)}
 
 
@@ -113,7 +113,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
         return {"adopted": True}
     made = task_of(task)
     can = all(stops(one) for one in made.resources if one.cloud is not None)
-    # For a machine that can't self-stop no autostop is set: SkyPilot could only terminate it, with all its data.
+    # If a machine can't stop itself, no autostop is set: SkyPilot could only terminate it, with all its data.
     idle = idle_minutes if can else None
     wait = autostop_lib.AutostopWaitFor.NONE if at_once else autostop_lib.AutostopWaitFor.JOBS
     settled(
@@ -123,7 +123,7 @@ def launch(task: Json, name: str, idle_minutes: int, at_once: bool) -> Json:
 
 
 def requests_of(name: str) -> List[Json]:
-    """Return the launches of a cluster that the server still has on record, newest first."""
+    """Return the launches of a cluster that are still in the server's records, newest first."""
     found = sdk.api_status(all_status=True, limit=200, cluster_name=name)
     kept = [r for r in found if r.name in ("sky.launch", "sky.start") and r.cluster_name == name]
     kept.sort(key=lambda r: -r.created_at)
@@ -133,12 +133,12 @@ def requests_of(name: str) -> List[Json]:
 
 
 def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Json:
-    """Return clusters from the server's records; with `fresh` the server queries their cloud first.
+    """Return clusters from the server's records; with `fresh`, the server queries the cloud first.
 
     `reach` writes the SSH configuration of the named clusters, as `sky status` does.
     """
     refresh = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.AUTO
-    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # before the list: see jobs
+    launches = requests_of(names[0]) if names is not None and len(names) == 1 else []  # before the list, as in `jobs`
     records = sdk.get(sdk.status(names, refresh=refresh, all_users=names is not None, _include_credentials=reach))
     for record in records if reach else ():
         write_alias(record)
@@ -152,12 +152,13 @@ def clusters(names: Optional[List[str]], fresh: bool, reach: bool = False) -> Js
 
 
 def managed(match: str = "", finished: bool = False) -> Json:
-    """Return every user's managed jobs whose name contains `match`; with `finished`, including jobs that ended.
+    """Return all users' managed jobs whose names contain `match`; with `finished`, including jobs that ended.
 
-    No list of clusters has their machines. `sent` has the names of jobs that are being submitted to the controller, and
-    `failed` has the errors of failed submissions by name.
+    Lists of clusters do not include the machines of managed jobs. `sent` has the names of jobs that are being submitted
+    to the controller, and `failed` maps names to the errors of failed submissions.
     """
-    # Before the list: see `jobs`. Running requests are listed separately, because 200 later requests would hide them.
+    # Requested before the list, as in `jobs`. Running requests are listed separately: the second list has only the last
+    # 200 requests.
     asked = [*sdk.api_status(), *sdk.api_status(all_status=True, limit=200)] if finished else []
     launches = [
         (json.loads(request.request_body or "{}").get("name") or "", request)
@@ -173,7 +174,7 @@ def managed(match: str = "", finished: bool = False) -> Json:
     except sky.exceptions.ClusterNotUpError:
         if finished and any(c["name"].startswith(CONTROLLERS[0]) for c in sdk.get(sdk.status(all_users=True))):
             raise ControllerStopped("SkyPilot's jobs controller is stopped, so its jobs can't be listed") from None
-        found = []  # without a controller nothing runs; a stopped controller is listed as a cluster
+        found = []  # there is no controller, so no job runs
     rows = [managed_job(job) for job in (found[0] if isinstance(found, tuple) else found)]
     rows = [row for row in rows if match in row["name"]]
     known, failed = {row["name"] for row in rows}, {}
@@ -208,8 +209,8 @@ def managed_job(job: Any) -> Json:
 def submit_managed(name: str, task: Json, run: str, secrets: Dict[str, str]) -> Json:
     """Submit a managed job, unless one of that name was submitted before.
 
-    The SDK repeats a request after a broken connection, and every request that arrives rents a machine. All jobs but
-    the first are canceled.
+    The SDK repeats a request if the connection breaks, and each request that arrives rents a machine. All jobs but the
+    first are canceled.
     """
     before = managed(name, finished=True)
     adopted = name in before["sent"] or any(row["name"] == name for row in before["rows"])
@@ -237,7 +238,7 @@ def managed_logs(job_id: int) -> Json:
 
 
 def write_alias(record: Any) -> None:
-    """Write the SSH alias of a cluster that is up: SkyPilot's client does this, its SDK does not."""
+    """Write the SSH alias of a cluster that is up. SkyPilot's command line does this, but its SDK does not."""
     handle, credentials = record.get("handle"), record.get("credentials")
     if handle is None or not credentials or not handle.cached_external_ips or record["status"].value != "UP":
         return
@@ -253,7 +254,7 @@ def cluster(record: Any) -> Json:
     inside = getattr(handle, "cached_cluster_info", None)
     try:
         usd: Optional[float] = float(resources.get_cost(3600)) * int(record["nodes"])
-    except Exception:  # the catalog has no price, or is not available
+    except Exception:  # the catalog has no price or is not available
         usd = None
     try:
         can: Optional[bool] = stops(resources)
@@ -282,7 +283,7 @@ def cluster(record: Any) -> Json:
 def jobs(cluster: str) -> Json:
     """Return the queue of a cluster, and the names of the jobs that are being submitted to it."""
     sent: List[str] = []
-    # In this order, a job that arrives between the two requests is in both lists instead of in none.
+    # In this order, a job that starts between the two requests is in both lists, and never in none.
     for request in sdk.api_status(cluster_name=cluster):
         if request.name == "sky.exec" and request.status not in FINAL and request.cluster_name == cluster:
             sent += _NAME.findall(json.loads(request.request_body or "{}").get("task") or "")[-1:]
@@ -315,12 +316,12 @@ def logs(cluster: str, job_id: int) -> Json:
     """Return a job's log from SkyPilot."""
     text = streamed(sdk.tail_logs(cluster, job_id, follow=False, preload_content=False))
     if not text:
-        sdk.get(sdk.queue(cluster))  # raises if the log is empty because the cluster is gone
+        sdk.get(sdk.queue(cluster))  # raises an error if the cluster no longer exists
     return {"text": text}
 
 
 def streamed(chunks: Any) -> str:
-    """Join the pieces of a log, without colors."""
+    """Join the pieces of a log and remove colors."""
     text = ""
     for chunk in chunks:
         if chunk is None or len(text) > MAX_LOG:
@@ -330,7 +331,7 @@ def streamed(chunks: Any) -> str:
 
 
 def cost(names: List[str]) -> List[Json]:
-    """Return SkyPilot's cost report of the clusters with these names, including terminated clusters."""
+    """Return SkyPilot's cost report for the clusters with these names, including terminated ones."""
     rows = [row for row in sdk.get(sdk.cost_report()) if row["name"] in names]
     return [
         {
@@ -345,7 +346,7 @@ def cost(names: List[str]) -> List[Json]:
 
 
 def act(verb: str, cluster: str, **more: Any) -> Json:
-    """Request `stop`, `down`, `start` or `cancel`, and wait briefly for a refusal."""
+    """Request `stop`, `down`, `start` or `cancel`, and wait briefly for an error."""
     if "idle_minutes" in more:
         more["idle_minutes_to_autostop"] = more.pop("idle_minutes")
     return {"done": settled(getattr(sdk, verb)(cluster, **more))}

@@ -1,6 +1,6 @@
 """Read the user's SSH configuration for a host.
 
-The installed OpenSSH client reads it (`ssh -G`), because only OpenSSH handles `Include`, `Match` and its own defaults.
+The installed OpenSSH client resolves it (`ssh -G`), because only OpenSSH handles `Include`, `Match` and the defaults.
 If no client is installed, paramiko reads `~/.ssh/config`.
 """
 
@@ -24,7 +24,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and user of a connection. `host` is the resolved `alias`, the name from the user or a provider."""
+    """The address and user of a connection. `host` is the address of `alias`, the name from the user or a provider."""
 
     alias: str
     host: str
@@ -38,7 +38,7 @@ class Endpoint:
     host_key_alias: str | None = None
     known_hosts_command: str | None = None
     identity_agent: str | None = None
-    """The socket of an agent other than that of SSH_AUTH_SOCK; `none` disables the agent."""
+    """The socket of the agent to use instead of the one in SSH_AUTH_SOCK; `none` disables the agent."""
     certificates: tuple[str, ...] = ()
     """The user's certificates that are not stored next to their keys (`CertificateFile`)."""
     strict: bool = False
@@ -66,8 +66,8 @@ def resolve(
 ) -> Endpoint:
     """Look up `host` in the user's SSH configuration. `port` and `user`, if given, take precedence.
 
-    `config` is a file to read instead of the user's and the system's. Raises `BadRequest` for an invalid name or
-    configuration.
+    `config` is a file to read instead of the user's and the system's configuration. Raises `BadRequest` for
+    an invalid name or configuration.
     """
     check_host(host)
     if user is not None and not _USER.fullmatch(user):
@@ -75,7 +75,7 @@ def resolve(
             f"{user[:100]!r} is not a valid user name", "Use letters, digits, dots, underscores and dashes."
         )
     if port is not None and not 0 < port < 65536:
-        raise BadRequest(f"{port} is not a TCP port", "Ports go from 1 to 65535.")
+        raise BadRequest(f"{port} is not a TCP port", "Valid ports are 1 to 65535.")
     ssh = shutil.which("ssh")
     found = _ask_openssh(ssh, host, port, user, config, timeout_s) if ssh else _ask_paramiko(host, config)
     return _endpoint(host, port, user, found)
@@ -90,7 +90,8 @@ def _ask_openssh(
         ran = subprocess.run(argv, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
         raise BadRequest(
-            f"`ssh -G {host}` did not answer in {timeout_s:g} s", "Check whether a Match exec in ~/.ssh/config hangs."
+            f"`ssh -G {host}` did not finish within {timeout_s:g} s",
+            "Check whether a Match exec in ~/.ssh/config hangs.",
         ) from None
     if ran.returncode != 0:
         why = ran.stderr.decode("utf-8", "replace").strip()[-500:]
@@ -110,7 +111,9 @@ def _ask_paramiko(host: str, config: Path | None) -> dict[str, list[str]]:
         read = paramiko.SSHConfig.from_path(str(path)) if path.exists() else paramiko.SSHConfig()
         options = read.lookup(host)
     except Exception as problem:
-        raise BadRequest(f"{path} can't be read: {problem}", "Correct it, or install the OpenSSH client.") from problem
+        raise BadRequest(
+            f"{path} can't be read: {problem}", "Correct the file, or install the OpenSSH client."
+        ) from problem
     return {k: v if isinstance(v, list) else [str(v)] for k, v in options.items()}
 
 
@@ -157,7 +160,7 @@ def _expand(text: str, tokens: dict[str, str]) -> str:
 
 
 def _paths(text: str) -> list[str]:
-    """Split a list of paths. `ssh -G` drops the quotes, so a path with spaces is recognized by an existing file."""
+    """Split a list of paths. `ssh -G` drops the quotes, so a path with spaces is recognized if the file exists."""
     words = text.split()
     for end in range(len(words), 1, -1):
         if Path(" ".join(words[:end])).expanduser().is_file():
@@ -171,7 +174,7 @@ def _existing(names: list[str], tokens: dict[str, str]) -> tuple[str, ...]:
 
 
 def parse_jump(hop: str) -> tuple[str, int | None, str | None]:
-    """Split one hop of `ProxyJump`, `[user@]host[:port]` or `ssh://...`, into host, port and user."""
+    """Parse one hop of `ProxyJump`, such as `[user@]host[:port]` or `ssh://...`, into host, port and user."""
     user, _, address = hop.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
     match = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?|([0-9A-Fa-f:]+)", address)
     if not match:

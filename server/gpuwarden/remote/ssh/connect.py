@@ -1,4 +1,4 @@
-"""Open a connection to a machine: with the system's `ssh` if it is usable, otherwise with paramiko. Blocking."""
+"""Open a connection to a machine: with the system's `ssh` if it is usable, otherwise with paramiko. All calls block."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpuwarden.remote.ssh.mux import TICK_S
 
 
 class Channel(Protocol):
-    """One command on a machine. Use it from one thread at a time; `close` is safe at any moment.
+    """One command on a machine. Use it from one thread at a time; `close` may be called at any time.
 
     Its methods wait at most `TICK_S` before they raise `TimeoutError`. A lost connection raises `OSError`.
     """
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command closed stdin."""
         ...
 
     def end_input(self) -> None:
@@ -26,7 +26,7 @@ class Channel(Protocol):
         ...
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended before that."""
         ...
 
     def errors(self) -> bytes:
@@ -60,7 +60,7 @@ class Connection(Protocol):
         ...
 
     def open_channel(self, command: bytes) -> Channel:
-        """Start a command line. Raises `OSError` if the machine refuses another session now."""
+        """Start a command line. Raises `OSError` if the machine currently refuses another session."""
         ...
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Connection(Protocol):
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Connection:
     """Connect and log in.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
     """
     if client := openssh.usable():
         return openssh.connect(client, endpoint, pin=pin, config=config)

@@ -1,8 +1,8 @@
-"""Check host keys: compare the key that a machine presents with the pinned key or the user's known_hosts.
+"""Check host keys: compare the key that a machine presents with the pinned key or the user's known_hosts files.
 
-If a key is pinned for the instance, only that key is accepted. Without a pin the user's known_hosts decide. A host that
-they do not list is trusted on first contact, and its key is returned so that the caller records it as the pin. A
-changed key is always refused, as is a key that known_hosts mark as `@revoked`.
+If a key is pinned for the instance, only that key is accepted. Without a pin, the key is compared with the user's
+known_hosts files. A host that is not listed there is trusted on first contact, and its key is returned so that the
+caller can pin it. A changed key is always refused, as is a key that is marked `@revoked` in a known_hosts file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPENSSH: Final = "Install the OpenSSH client, 8.5 or newer: gpuwarden uses it if
 _HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
 _CERTIFICATE = "-cert-v01@openssh.com"
 _FIELDS: Final = {"ssh-rsa": 2, "ssh-ed25519": 1}
-"""Number of fields of a public key. An ECDSA key has two: its curve and its point."""
+"""The number of fields in a public key. An ECDSA key has two: the curve and the point."""
 
 
 class HostKeyChanged(Refused):
@@ -36,7 +36,7 @@ class HostKeyChanged(Refused):
     def __init__(self, where: str, pinned: str, seen: str) -> None:
         super().__init__(
             f"the host key of {where} changed: recorded {pinned}, now {seen}. Nothing was sent to it",
-            "Another machine has this address, or an attacker is in between. If the instance was re-created, "
+            "Another machine has this address, or an attacker intercepts the connection. For a recreated instance, "
             "verify the new fingerprint in the provider's console and register the instance again; for an entry in "
             f"known_hosts: ssh-keygen -R '{where}'.",
         )
@@ -44,13 +44,13 @@ class HostKeyChanged(Refused):
 
 
 class HostKeyRevoked(HostKeyChanged):
-    """The machine presents a key that the user's known_hosts mark as `@revoked`."""
+    """The machine presents a key that is marked `@revoked` in the user's known_hosts files."""
 
     def __init__(self, where: str, seen: str) -> None:
         Refused.__init__(
             self,
             f"the host key {seen} of {where} is marked @revoked in known_hosts. Nothing was sent to it",
-            "The key may be compromised. Give the machine a new one, and verify it in the provider's console.",
+            "The key may be compromised. Create a new key on the machine, and verify it in the provider's console.",
         )
         self.pinned, self.seen = "", seen
 
@@ -61,20 +61,20 @@ class HostKeyUnproven(HostKeyChanged):
     def __init__(self, endpoint: Endpoint, line: str, *, certified: bool, checked: bool = True) -> None:
         where, seen = endpoint.known_as, fingerprint(line)
         kind = next((k for k in ("ed25519", "ecdsa") if k in line.split()[0]), "rsa")
-        lacking = f"no certificate of that authority was shown for {seen}" if checked else "paramiko checks none"
+        lacking = f"no valid certificate was presented for {seen}" if checked else "paramiko checks none"
         why = (
-            f"known_hosts name a @cert-authority for {where}, and {lacking}"
+            f"known_hosts has a @cert-authority for {where}, but {lacking}"
             if certified
-            else f"known_hosts do not list {where}, which shows {seen}, and StrictHostKeyChecking is yes"
+            else f"{where} presented {seen}, but is not in known_hosts, and StrictHostKeyChecking is yes"
         )
         Refused.__init__(
             self,
             f"{why}. Nothing was sent to it",
             f"{'Check the expiry and the names of the host certificate.' if checked else OPENSSH} "
-            "To add the key itself to known_hosts, after comparing it: "
+            "Or compare the key and add it to known_hosts: "
             f'echo "{where} $(ssh {endpoint.alias} cat /etc/ssh/ssh_host_{kind}_key.pub)" >> ~/.ssh/known_hosts'
             if certified
-            else f"Compare it with the provider's console, then add it: ssh-keyscan -p {endpoint.port} "
+            else f"Compare the key with the provider's console, then add it: ssh-keyscan -p {endpoint.port} "
             f"{endpoint.host} >> ~/.ssh/known_hosts",
         )
         self.pinned, self.seen = "", seen
@@ -82,19 +82,19 @@ class HostKeyUnproven(HostKeyChanged):
 
 @dataclass(frozen=True)
 class HostKey:
-    """A host's public key as OpenSSH writes it (`ssh-ed25519 AAAA...`). `first_contact`: it was trusted just now."""
+    """A host's public key in OpenSSH's format (`ssh-ed25519 AAAA...`). `first_contact`: the host was not known."""
 
     line: str
     first_contact: bool
 
     @property
     def fingerprint(self) -> str:
-        """Return `SHA256:...`, as `ssh-keygen -l` shows it."""
+        """Return the fingerprint, `SHA256:...`, as shown by `ssh-keygen -l`."""
         return fingerprint(self.line)
 
 
 def fingerprint(line: str) -> str:
-    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` if it is not one."""
+    """Return the SHA256 fingerprint of a public key line. Raises `BadRequest` for other text."""
     try:
         blob = base64.b64decode(line.split()[1], validate=True)
     except (IndexError, ValueError):
@@ -103,7 +103,7 @@ def fingerprint(line: str) -> str:
 
 
 def public_key(blob: bytes) -> str:
-    """Return the line of a public key in wire format; for a certificate, the line of the certified key.
+    """Convert a public key from the wire format to a line; a certificate to the line of the certified key.
 
     Raises `ValueError` for other data.
     """
@@ -133,7 +133,7 @@ def _field(data: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The accepted keys of a host (`type base64`), the revoked ones, and whether a @cert-authority line covers it."""
+    """The accepted keys of a host (`type base64`), its revoked keys, and whether a @cert-authority line matches."""
 
     listed: tuple[str, ...]
     revoked: frozenset[str]
@@ -141,9 +141,9 @@ class KnownKeys:
     pinned: bool
 
     def judge(self, endpoint: Endpoint, seen: str, *, certificates: bool = True) -> HostKeyChanged | None:
-        """Return the error for a key that is not accepted; None for a listed key, or an unknown one on first contact.
+        """Return the error for a key that is not accepted; None for a listed key, or an unknown key on first contact.
 
-        `certificates`: the client checks host certificates.
+        `certificates`: whether the client checks host certificates.
         """
         if seen in self.revoked:
             return HostKeyRevoked(endpoint.known_as, fingerprint(seen))
@@ -157,7 +157,7 @@ class KnownKeys:
 
 
 def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
-    """Read the user's known_hosts for one host. Raises `BadRequest` for an unreadable file or pin."""
+    """Read the user's known_hosts files for one host. Raises `BadRequest` for an unreadable file or pin."""
     entries = [found for path in endpoint.known_hosts for found in _entries(path, endpoint.known_as)]
     revoked = frozenset(key for marker, key in entries if marker == REVOKED)
     if pin:
@@ -168,7 +168,7 @@ def known_keys(endpoint: Endpoint, pin: str | None) -> KnownKeys:
 
 
 def _entries(path: str, host: str) -> Iterator[tuple[str, str]]:
-    """Yield marker and key of each line of a known_hosts file that matches `host`; invalid lines are skipped."""
+    """Yield the marker and key of each line of a known_hosts file that matches `host`; invalid lines are skipped."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""Manage the connection to one machine: it is opened on first use, reused, and reopened after a loss. Blocking."""
+"""Manage the connection to one machine: it is opened on first use, reused, and reopened when lost. All calls block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 from gpuwarden.remote.ssh.connect import Channel, Connection, connect
 
 OPEN_S: Final = 15.0
-# sshd allows ten sessions per connection by default, and still counts sessions that ended a moment ago.
+# By default, sshd allows ten sessions per connection, including sessions that have just ended.
 SESSIONS: Final = 5
 
 
@@ -29,13 +29,13 @@ class Link:
     ) -> None:
         self.endpoint, self.pin, self.config = endpoint, pin, config
         self.dial = dial
-        """Opens a connection that is not SSH, to the owner of the pinned key; None for SSH."""
+        """Opens a connection other than SSH, to the machine with the pinned key. None for SSH."""
         self.opened: Connection | None = None
         self.slots = threading.BoundedSemaphore(SESSIONS)
         self._opening = threading.Lock()
         """Held during a login, so that logins do not overlap."""
         self._state = threading.RLock()
-        """Guards the fields `opened` and `pin`. Never held during a login, which may take a minute."""
+        """Protects the fields `opened` and `pin`. Never held during a login, which may take a minute."""
         self._generation = 0
         self._early: object = None
         self._failed: Exception | None = None
@@ -62,7 +62,7 @@ class Link:
 
         try:
             threading.Thread(target=early, daemon=True).start()
-        except RuntimeError:  # no thread can be started, so `connection` logs in
+        except RuntimeError:  # no thread could be started; `connection` will log in
             self._opening.release()
 
     def forget(self) -> None:
@@ -71,7 +71,7 @@ class Link:
             self._early = self._failed = None
 
     def connection(self) -> Connection:
-        """Return the connection; open it if it is not open. Blocking."""
+        """Return the connection, and open it if necessary. Blocks."""
         with self._opening:
             with self._state:
                 failed, self._failed = self._failed, None
@@ -94,13 +94,14 @@ class Link:
                 return opened
         # The link was closed, or its pin was changed, during this login.
         opened.close()
-        raise Unreachable(f"the connection to {self.endpoint} was closed during its login", "Try again.")
+        raise Unreachable(f"the connection to {self.endpoint} was closed during the login", "Try again.")
 
     def channel(self, command: bytes, wanted: Callable[[], bool]) -> Channel | None:
-        """Return the channel of a command; None if `wanted` returns False.
+        """Start a command and return its channel; None if `wanted` returns False.
 
-        The command has not run yet, so a dead connection is reopened, once. The machine still counts a session that
-        just ended, so a refused session is requested again for up to `OPEN_S` seconds.
+        A dead connection is reopened once, which is safe because the command has not been started yet. If the machine
+        refuses a session, it is requested again for up to `OPEN_S` seconds, because sessions that have just ended
+        may still count.
         """
         end, reopened, wait = time.monotonic() + OPEN_S, False, 0.02
         while True:
@@ -110,20 +111,20 @@ class Link:
             except OSError as problem:
                 alive = opened.alive
                 if time.monotonic() + wait > end or (reopened and not alive):
-                    raise Unreachable(f"{self.endpoint} opened no session: {problem}", "Try again.") from problem
+                    raise Unreachable(f"{self.endpoint} refused a session: {problem}", "Try again.") from problem
                 reopened = reopened or not alive
                 time.sleep(wait)
                 wait = min(2 * wait, 1.0)
 
     def repin(self, pin: str) -> None:
-        """Accept only this key from now on, also in a login that is under way."""
+        """Accept only this key from now on, even for a login in progress."""
         with self._state:
             if pin != self.pin:
                 self.pin = pin
                 self.close()
 
     def close(self) -> None:
-        """Close the connection, and that of a login under way when it completes. The next call opens a new one."""
+        """Close the connection. A login in progress is closed when it completes. The next call opens a new one."""
         with self._state:
             self._generation += 1
             self.forget()

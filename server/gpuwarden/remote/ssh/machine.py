@@ -1,7 +1,7 @@
-"""Run commands on one machine over SSH: stream their output, feed their input, cancel them.
+"""Run commands on one machine over SSH: stream their output, send their input, cancel them.
 
 Blocking calls run in worker threads. Each machine has one connection (`link`), and each command a session on it.
-Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is ended on the machine
+Commands are argument lists; secrets are sent on stdin. A command that is canceled or times out is killed on the machine
 before the call returns.
 """
 
@@ -51,7 +51,7 @@ class Ssh:
         return self.link.pin
 
     async def open(self) -> HostKey:
-        """Connect if needed, and return the host key. From then on only this key is accepted."""
+        """Connect if needed, and return the host key. Afterwards only this key is accepted."""
         return (await to_thread.run_sync(self.link.connection, abandon_on_cancel=True)).key
 
     async def run(
@@ -59,8 +59,8 @@ class Ssh:
     ) -> Ran:
         """Run a command to its end and return its output.
 
-        Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (the command was
-        ended, but may have had its effect), and `BadReply` if it prints more than `limit` bytes.
+        Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (it is killed,
+        but may have had its effect), and `BadReply` if it prints more than `limit` bytes.
         """
         async with self._session(argv) as session:
             with _deadline(self.endpoint, timeout_s):
@@ -69,7 +69,7 @@ class Ssh:
     async def stream(self, argv: Sequence[str], *, stdin: bytes = b"") -> AsyncGenerator[bytes, None]:
         """Yield the command's output as it arrives. Raises `CommandFailed` at the end unless the exit code is 0.
 
-        Leaving the iteration early ends the command. The caller must limit the wait for each piece.
+        If the iteration is left early, the command is killed. The caller must limit the wait for each piece.
         """
         async with self._session(argv) as session:
             await to_thread.run_sync(session.start, stdin, abandon_on_cancel=True)
@@ -87,7 +87,7 @@ class Ssh:
     async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
         """Run `work`, which starts and controls a command, in a worker thread that ends before this method returns.
 
-        After a cancellation the session neither reads nor sends.
+        After a cancellation, the session does not read or send any more.
         """
         begun, ended = threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ class Ssh:
         stall_s: float = 30.0,
         limit: int = MAX_OUTPUT,
     ) -> Ran:
-        """Run a command with `chunks` as its stdin. Raises `Unreachable` if it reads no byte for `stall_s` seconds."""
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` if it reads nothing for `stall_s` seconds."""
         async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)
@@ -147,9 +147,9 @@ class Ssh:
 
 
 class Dialogue:
-    """A command that answers each input line with one line and keeps running between requests.
+    """A command that replies to each line with one line, and keeps running between requests.
 
-    After a failure it is closed, and the next request restarts it. One request at a time.
+    After a failure it is closed, and the next request restarts it. It handles one request at a time.
     """
 
     def __init__(self, machine: Ssh, argv: Sequence[str]) -> None:
@@ -158,19 +158,19 @@ class Dialogue:
         self._turn = threading.Lock()
 
     async def ask(self, line: bytes, *, timeout_s: float = COMMAND_S) -> bytes:
-        """Send one line and return its answer. Raises `Unreachable`, or `CommandFailed` if the command ended."""
+        """Send one line and return the reply. Raises `Unreachable`, or `CommandFailed` if the command ended."""
         try:
             with _deadline(self.machine.endpoint, timeout_s):
                 return await to_thread.run_sync(self._ask, line, abandon_on_cancel=True)
         except BaseException:
-            self.close()  # a late answer must not be mistaken for the next one
+            self.close()  # a late reply must not be taken for the next one
             raise
 
     def _ask(self, line: bytes) -> bytes:
         with self._turn:
             session = self._session
             if session is None or session.channel is None or session.channel.exited():
-                self.close()  # a session that has ended occupies its slot until it is closed
+                self.close()  # a session keeps its slot until it is closed
                 session = self._session = Session(self.machine.link, self.argv)
                 session.start(None)
             session.send(line + b"\n")
@@ -180,9 +180,11 @@ class Dialogue:
                 answer += chunk
                 if not chunk:
                     session.finish()
-                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} ended without an answer", "Try again.")
+                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} exited without a reply", "Try again.")
                 if len(answer) > MAX_OUTPUT:
-                    raise BadReply(f"{self.argv[0]} on {self.machine.endpoint} sent an overlong line", "Try again.")
+                    raise BadReply(
+                        f"{self.argv[0]} on {self.machine.endpoint} sent a line that is too long", "Try again."
+                    )
             return bytes(answer)
 
     def close(self) -> None:
@@ -200,6 +202,6 @@ def _deadline(endpoint: Endpoint, seconds: float) -> Iterator[None]:
             yield
     except TimeoutError:
         raise Unreachable(
-            f"{endpoint} gave no answer in {seconds:g} s; gpuwarden tried to end the command there",
+            f"{endpoint} did not answer within {seconds:g} s; gpuwarden tried to kill the command",
             "The command may have had its effect. Check before trying again.",
         ) from None

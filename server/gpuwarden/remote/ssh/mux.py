@@ -1,7 +1,7 @@
-"""Run commands over a running `ssh -M` through its control socket, as in OpenSSH's PROTOCOL.mux (version 4).
+"""Run commands through the control socket of a running `ssh -M`, as specified in OpenSSH's PROTOCOL.mux (version 4).
 
-A client passes three pipes to the master and reads the exit code from a socket. A command costs about a millisecond. A
-process of `ssh -S` per command would cost four milliseconds, and could not distinguish a signal from a lost connection.
+A client passes three pipes to the master and reads the exit code from a socket. A command takes about a millisecond
+to start. `ssh -S` would take four milliseconds, and would not distinguish a signal from a lost connection.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MAX_PACKET: Final = 1 << 18
 
 
 class SessionRefused(OSError):
-    """The machine refuses another session now; the command was not started."""
+    """The machine currently refuses another session. The command was not started."""
 
 
 def _packed(*fields: int | bytes) -> bytes:
-    """Return one packet: numbers as 32 bits, strings prefixed with their length."""
+    """Return one packet: numbers as 32 bits, and strings with their length as a prefix."""
     parts = (
         struct.pack(">I", field) if isinstance(field, int) else struct.pack(">I", len(field)) + field
         for field in fields
@@ -47,7 +47,7 @@ def _packed(*fields: int | bytes) -> bytes:
 
 
 class Control:
-    """One connection to a control socket. Blocking.
+    """One connection to a control socket. All calls block.
 
     An open connection keeps the master alive. If this process is killed, the master exits after `ControlPersist`
     seconds.
@@ -100,7 +100,7 @@ class Control:
             return int(struct.unpack(">II", self.receive()[1][:8])[1])
 
     def terminate(self) -> None:
-        """End the master and its connection."""
+        """Terminate the master and its connection."""
         with self._turn, suppress(OSError):
             self._sock.sendall(_packed(_TERMINATE, 2))
             self._sock.settimeout(2)
@@ -110,7 +110,7 @@ class Control:
     def open_session(self, command: bytes, ends: tuple[int, int, int]) -> None:
         """Start a command with these descriptors as its stdin, stdout and stderr.
 
-        Raises `SessionRefused` if the machine refuses the session, and `ConnectionError`.
+        Raises `SessionRefused` if the machine refuses the session, and `ConnectionError` if the master does not reply.
         """
         self._sock.sendall(_packed(_NEW_SESSION, 1, b"", 0, 0, 0, 0, _NO_ESCAPE, b"", command))
         for end in ends:
@@ -122,7 +122,7 @@ class Control:
         self._sock.setblocking(False)
 
     def exit_code(self) -> int | None:
-        """Return the exit code. Raises `BlockingIOError` before it arrives, `ConnectionError` if it never will."""
+        """Return the exit code. Raises `BlockingIOError` until it arrives, `ConnectionError` if it can't arrive."""
         while True:
             size = struct.unpack(">I", self._peeked(4))[0]
             packet = self._peeked(4 + size)[4:]
@@ -144,13 +144,13 @@ class Control:
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Close the connection. A command started over it loses its pipes."""
+        """Close the connection. A command that was started over it loses its pipes."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def __del__(self) -> None:
-        # A task canceled while its thread opens this connection never closes it, and the master would stay alive.
+        # If a task is canceled while its thread opens this connection, only this closes it, so the master can exit.
         if sock := self.__dict__.get("_sock"):
             sock.close()
 
@@ -183,7 +183,7 @@ class MuxChannel:
                 os.close(end)
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command closed stdin."""
         with self._gate:
             self._check(self._stdin)
             try:
@@ -200,17 +200,17 @@ class MuxChannel:
                 self._stdin = -1
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended before that."""
         with self._gate:
             self._check(self._stdout)
             self._wait(select.POLLIN, self._stdout, wait_s)
             count = got = os.readv(self._stdout, [buffer])
-            with suppress(BlockingIOError):  # returning to the caller costs more than another read
+            with suppress(BlockingIOError):  # another read takes less time than returning
                 while got and count < len(buffer) // 2:
                     got = os.readv(self._stdout, [buffer[count:]])
                     count += got
         if not count and not (self.exited() and self._code is not None) and not self._held.alive():
-            raise ConnectionError("the connection ended during the output")
+            raise ConnectionError("the connection was lost during output")
         return count
 
     def errors(self) -> bytes:
@@ -255,7 +255,7 @@ class MuxChannel:
             raise BrokenPipeError("the channel is closed")
 
     def _wait(self, event: int, end: int, wait_s: float) -> None:
-        """Wait for one pipe. Also reads stderr, so that much output there never blocks the command."""
+        """Wait for one pipe. Also reads stderr, so that a lot of output there never blocks the command."""
         poll = select.poll()
         poll.register(end, event)
         if self._stderr >= 0:
@@ -288,7 +288,7 @@ class MuxChannel:
             self._stdin = self._stdout = self._stderr = -1
 
     def __del__(self) -> None:
-        if "_err" in self.__dict__:  # its pipes were opened
+        if "_err" in self.__dict__:  # the pipes have been opened
             self.close()
 
 

@@ -1,9 +1,9 @@
-"""A multiplexed connection through the system's `ssh`. Every login that works with the user's `ssh` works here.
+"""A multiplexed connection through the system's `ssh`. Every login that works with the user's `ssh` works here too.
 
 One master (`ssh -M`) runs per machine; commands use its control socket (`mux`). OpenSSH handles agents, hardware keys,
 certificates of users and hosts, jump hosts and all other options of ssh_config(5). This module sets only the policy for
-host keys: known_hosts are read and never written, a pin is the only accepted key, and the key that the host presented
-is returned. `ssh` never prompts, and does not share connections with the user's `ssh`.
+host keys: known_hosts files are read but never written, a pin is the only accepted key, and the key that the host
+presented is returned. `ssh` never prompts, and does not share connections with the user's `ssh`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gpuwarden.remote.ssh.login_errors import explained
 from gpuwarden.remote.ssh.mux import Control, MuxChannel
 
 OLDEST: Final = (8, 5)
-"""The first OpenSSH version with `KnownHostsCommand`, which reports the key that a host shows."""
+"""The first OpenSSH version with `KnownHostsCommand`, which reports the key that a host presents."""
 CONNECT_S: Final = 15.0
 LOGIN_S: Final = 60.0
-"""Time limit of a login, during which an agent may ask the user."""
+"""The time limit for a login, during which an agent may prompt the user."""
 MAX_HOPS: Final = 4
 ORPHAN_S: Final = 10
 _SOCKET_CHARS: Final = 80
@@ -58,7 +58,7 @@ _OPTIONS: Final = {
     "ServerAliveInterval": "15",
     "ServerAliveCountMax": "3",
 }
-# Append the key that the host shows to a file, then run the `KnownHostsCommand` of the user's configuration, if any.
+# Append the key that the host presents to a file, then run the user's `KnownHostsCommand`, if it is set.
 _RECORD: Final = """/bin/sh -c 'printf "%%s\\n" "$1" >> "$0"; shift; [ $# = 0 ] || exec "$@"' {shown} %K"""
 
 
@@ -95,7 +95,7 @@ class Master:
         return self.control.alive()
 
     def open_channel(self, command: bytes) -> MuxChannel:
-        """Start a command. Raises `SessionRefused` if the machine refuses another session now."""
+        """Start a command. Raises `SessionRefused` if the machine currently refuses another session."""
         return MuxChannel(self.folder / "s", self.control, command)
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class Master:
 
 
 def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None) -> Master:
-    """Connect and log in with the user's configuration for this host. Blocking.
+    """Connect and log in with the user's configuration for this host. Blocks.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
     """
     known = known_keys(endpoint, pin)
     above = tempfile.gettempdir()
@@ -123,13 +123,13 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
 
 
 def plain_env() -> dict[str, str]:
-    """Return the environment without its secrets, which a `SendEnv` in the user's configuration would send."""
+    """Return the environment without secrets, because `SendEnv` in the user's configuration could send them."""
     return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
 
 
 @dataclass(frozen=True)
 class _Login:
-    """The start of one master."""
+    """Starts one master."""
 
     ssh: str
     endpoint: Endpoint
@@ -137,7 +137,7 @@ class _Login:
     config: Path | None
     folder: Path
     jumps: list[tuple[Endpoint, KnownKeys]] = field(default_factory=list)
-    """The jump hosts, the one nearest to the machine first."""
+    """The jump hosts, starting with the one nearest to the machine."""
 
     def run(self) -> Master:
         socket_path = self.folder / "s"
@@ -185,7 +185,7 @@ class _Login:
     def _route(self, endpoint: Endpoint, hops: int) -> list[str]:
         """Return the options for the jump hosts of an endpoint.
 
-        `ssh -J` passes none of these options to a jump host, and would prompt for an unknown host key.
+        `ssh -J` is not used: it does not pass the options to jump hosts, and would prompt for an unknown host key.
         """
         if not endpoint.proxy_jump:
             return []
@@ -207,7 +207,7 @@ class _Login:
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={shlex.join(words)}"]
 
     def _start(self, argv: list[str]) -> tuple[int, str]:
-        """Run `ssh` until it is in the background; return its exit code and stderr output."""
+        """Run `ssh` until it is in the background. Return the exit code and the stderr output."""
         errors = self.folder / "errors"
         with errors.open("wb") as file:
             process = subprocess.Popen(
@@ -218,7 +218,7 @@ class _Login:
                 env=plain_env(),
                 start_new_session=True,
             )
-            # `wait` with a timeout polls at intervals of up to 50 ms, a fourth of the time of a login.
+            # `wait` with a timeout polls every 50 ms, which would delay a login of 200 ms.
             limit = threading.Timer(LOGIN_S, process.kill)
             limit.start()
             try:
@@ -228,7 +228,7 @@ class _Login:
         return code, errors.read_text("utf-8", "replace").strip()[-2000:]
 
     def _shown(self, name: str = "key") -> str | None:
-        """Return the last key that a host showed; None if it showed none."""
+        """Return the last key that a host presented; None if it presented none."""
         try:
             keys = (self.folder / name).read_text("ascii").split()
             return public_key(base64.b64decode(next(k for k in reversed(keys) if k != "NONE")))
@@ -236,7 +236,7 @@ class _Login:
             return None
 
     def _explained(self, said: str) -> WardenError:
-        """Return the error of the first host on the route that failed."""
+        """Return the error of the first host on the route whose connection failed."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""
@@ -250,7 +250,7 @@ class _Login:
 
 
 def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
-    """Return marker and key of known_hosts lines that accept only these keys."""
+    """Return the marker and key of each known_hosts line needed to accept only these keys."""
     return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
 
 

@@ -1,4 +1,4 @@
-"""Describe the end of a remote command: its output and exit code, or the error that replaces them."""
+"""The outcome of a remote command: its output and exit code, or an error."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gpuwarden.remote.ssh.config import Endpoint
 
 
 class NoShell(BadReply):
-    """The account cannot run commands: a forced command, a restricted shell, or file transfer only."""
+    """The account can't run commands: it has a forced command or a restricted shell, or allows only file transfer."""
 
     def __init__(self, endpoint: Endpoint, said: str, *, only_files: bool) -> None:
         if only_files:
             super().__init__(
-                f"the account {endpoint} allows only file transfer (SFTP) and no commands, so no job can run",
-                "Use an account with a shell, or remove `ForceCommand internal-sftp` for this one.",
+                f"the account {endpoint} allows only file transfer (SFTP), so no job can run",
+                "Use an account with a shell, or remove `ForceCommand internal-sftp` for this account.",
             )
         else:
             super().__init__(
                 f"{endpoint} did not start the command; its shell printed: {said or 'nothing'}",
                 "Check the login shell: a forced command, a restricted shell (rbash, git-shell, nologin) or an rc file "
-                "that prints much output prevents commands.",
+                "that prints a lot of output prevents commands.",
             )
 
 

@@ -1,7 +1,7 @@
-"""Connect through paramiko, on systems without a usable `ssh` (such as Windows). Blocking.
+"""Connect with paramiko, on systems without a usable `ssh` (such as Windows). All calls block.
 
 paramiko reads a user's certificate only if it is stored next to its key, and does not check host certificates. If one
-of these is needed, the error explains the limit. `openssh` has no such limits.
+of these is needed, the error says so. `openssh` does not have these limits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CONNECT_S = 15.0
 KEEPALIVE_S = 15
 OPEN_S = 15.0
 MAX_HOPS = 4
-# paramiko deadlocks if a channel closes during a key renewal, by default every 512 MiB. OpenSSH renews AES keys after
-# 64 GiB.
+# paramiko deadlocks if a channel closes while the keys are renewed, which by default happens every 512 MiB. OpenSSH
+# renews AES keys after 64 GiB.
 REKEY_BYTES = 16 << 30
-# Only the message distinguishes a connection lost during authentication from a refused key.
+# Only the message distinguishes a connection that was lost during authentication from a rejected key.
 _LOST = ("transport shut down", "saw EOF", "timeout")
 _NO_METHOD = "No authentication methods available"
 AGENT_S = 60.0
-"""Time limit for a response from the agent, which may ask the user."""
+"""The time limit for a response from the agent, which may prompt the user."""
 _FAST_FIRST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 
 
@@ -58,18 +58,18 @@ class Opened:
         return bool(self.transport.is_active())
 
     def open_channel(self, command: bytes) -> ParamikoChannel:
-        """Start a command. Raises `OSError` if the machine refuses another session now."""
+        """Start a command. Raises `OSError` if the machine currently refuses another session."""
         import paramiko
 
         try:
-            # All SSHExceptions count: of two refusals at once, paramiko reports one as a plain SSHException.
+            # All SSHExceptions are caught: if two sessions are refused at once, one error is a plain SSHException.
             channel = self.transport.open_session(timeout=OPEN_S)
         except (paramiko.SSHException, EOFError) as problem:
             raise ConnectionError(str(problem)) from problem
         return ParamikoChannel(channel, command)
 
     def close(self) -> None:
-        """Close this connection, then that of the jump host."""
+        """Close this connection, then the connection to the jump host."""
         self.client.close()
         _close(self.jumps, self.proxy)
 
@@ -83,7 +83,7 @@ class ParamikoChannel:
             channel.exec_command(command)
 
     def send(self, data: memoryview) -> int:
-        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command reads no more."""
+        """Send to stdin; return the number of bytes accepted. Raises `BrokenPipeError` if the command closed stdin."""
         self._channel.settimeout(TICK_S)
         with _translated():
             try:
@@ -101,14 +101,14 @@ class ParamikoChannel:
             self._channel.shutdown_write()
 
     def receive_into(self, buffer: memoryview, wait_s: float = TICK_S) -> int:
-        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended instead."""
+        """Read from stdout; return 0 at its end. Raises `ConnectionError` if the connection ended before that."""
         self._channel.settimeout(wait_s)
         with _translated():
             data = bytearray(self._channel.recv(len(buffer)))
             while data and len(data) < len(buffer) // 2 and self._channel.recv_ready():
                 data += self._channel.recv(len(buffer) - len(data))
         if not data and not self._channel.eof_received and not self._channel.transport.is_active():
-            raise ConnectionError(self._channel.transport.get_exception() or "the connection ended during the output")
+            raise ConnectionError(self._channel.transport.get_exception() or "the connection was lost during output")
         buffer[: len(data)] = data
         return len(data)
 
@@ -128,7 +128,7 @@ class ParamikoChannel:
         if not self._channel.status_event.wait(TICK_S):
             raise TimeoutError
         if self._channel.exit_status >= 0:
-            # The machine is about to close the session, which counts against its limit until then.
+            # Wait until the machine closes the session, because until then it counts towards the limit.
             end = time.monotonic() + 0.5
             while not self._channel.closed and time.monotonic() < end:
                 time.sleep(0.0005)
@@ -145,7 +145,7 @@ class ParamikoChannel:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise `ConnectionError` for paramiko's errors of a lost connection."""
+    """Raise `ConnectionError` for paramiko's errors that mean a lost connection."""
     import paramiko
 
     try:
@@ -163,9 +163,9 @@ def _close(jumps: tuple[Opened, ...], proxy: subprocess.Popen[bytes] | None) -> 
 
 
 def connect(endpoint: Endpoint, *, pin: str | None = None, config: Path | None = None, hops: int = 0) -> Opened:
-    """Connect and log in with keys and agent.
+    """Connect and log in with the keys and the agent.
 
-    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` if the server does not speak SSH, and `Unreachable` otherwise.
+    Raises `HostKeyChanged`, `AuthFailed`, `BadReply` for a server that is not an SSH server, and else `Unreachable`.
     """
     jumps = _open_jumps(endpoint, config, hops)
     proxy = None
@@ -224,7 +224,7 @@ def _direct(endpoint: Endpoint) -> socket.socket:
     except OSError as problem:
         raise Unreachable(
             f"{endpoint.host} port {endpoint.port} can't be reached: {problem.strerror or problem}",
-            "The instance may be booting or stopped, or its port may have changed at its last start.",
+            "The instance may be booting or stopped, or its port may have changed when it was last started.",
         ) from problem
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's algorithm delays consecutive execs
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # to detect a dead peer
@@ -236,12 +236,12 @@ def _direct(endpoint: Endpoint) -> socket.socket:
 def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any, HostKey]:
     import paramiko
 
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors are raised as well
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # the errors it logs are also raised
     client = paramiko.SSHClient()
     known = known_keys(endpoint, pin)
     keys = client.get_host_keys()
     name = endpoint.host if endpoint.port == 22 else f"[{endpoint.host}]:{endpoint.port}"
-    for line in reversed(known.listed):  # for each key type the first line counts
+    for line in reversed(known.listed):  # the first line of each key type takes precedence
         with suppress(Exception):  # a key type that paramiko does not support
             key = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {line}").key
             if line not in known.revoked:
@@ -261,7 +261,7 @@ def _handshake(endpoint: Endpoint, sock: Any, pin: str | None) -> tuple[Any, Any
 
 
 class _TrustOnce:
-    """paramiko's policy for an unknown host: accept and record the first contact, unless `KnownKeys.judge` objects."""
+    """paramiko's policy for an unknown host: accept it on first contact, unless `KnownKeys.judge` returns an error."""
 
     def __init__(self, endpoint: Endpoint, known: KnownKeys) -> None:
         self.endpoint, self.known = endpoint, known
@@ -303,7 +303,7 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
             transport_factory=make,
         )
     except paramiko.SSHException as refused:
-        # Both errors occur after the host key was accepted, on a connection that still expects a login.
+        # After either error, the host key is accepted and the connection still waits for a login.
         if not isinstance(refused, paramiko.AuthenticationException) and _NO_METHOD not in str(refused):
             raise
         if not _login_by_agent(client.get_transport(), endpoint):
@@ -311,9 +311,9 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
 
 
 def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
-    """Log in with keys of an agent that paramiko does not query by itself; return whether one was accepted.
+    """Log in with the keys of an agent that paramiko does not query by itself. Return whether one was accepted.
 
-    It is the agent of `IdentityAgent`, and under `IdentitiesOnly` any agent, limited to the named public keys.
+    That is the agent set by `IdentityAgent` and, with `IdentitiesOnly`, any agent, limited to the listed public keys.
     """
     import paramiko
 
@@ -327,10 +327,10 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
         try:
             line.settimeout(AGENT_S)
             line.connect(where)
-            agent._connect(line)  # noqa: SLF001 (its public classes read SSH_AUTH_SOCK only)
+            agent._connect(line)  # noqa: SLF001 (the public classes only use SSH_AUTH_SOCK)
             keys = agent.get_keys()
         except (OSError, paramiko.SSHException):
-            return False  # the login error lists the keys of the agent
+            return False  # the login error then lists the agent's keys
         if endpoint.identities_only:
             named = {_public_half(path) for path in endpoint.identities}
             keys = [key for key in keys if key.get_base64() in named]
@@ -344,7 +344,7 @@ def _login_by_agent(transport: Any, endpoint: Endpoint) -> bool:
 
 
 def _public_half(identity: str) -> str:
-    """Return the base64 of an identity's public key; empty if the file can't be read."""
+    """Return an identity's public key in base64; empty if the file can't be read."""
     try:
         return Path(identity if identity.endswith(".pub") else f"{identity}.pub").read_text("ascii").split()[1]
     except (OSError, ValueError, IndexError):
@@ -365,7 +365,7 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
         case paramiko.BadAuthenticationType():
             return denied_login(endpoint, list(problem.allowed_types), text)
         case paramiko.PasswordRequiredException():
-            return AuthFailed(f"a key for {endpoint} is encrypted", "Add it to the agent: ssh-add.")
+            return AuthFailed(f"a key for {endpoint} is encrypted", "Add the key to the agent: ssh-add.")
         case paramiko.AuthenticationException() if any(words in text for words in _LOST):
             return Unreachable(f"the connection to {endpoint} ended before the login: {text[:200]}", "Try again.")
         case paramiko.SSHException() if isinstance(problem, paramiko.AuthenticationException) or _NO_METHOD in text:
@@ -377,7 +377,9 @@ def _explain(endpoint: Endpoint, problem: BaseException) -> BaseException:
                 )
             return denied_login(endpoint, ["publickey"], text)
         case paramiko.SSHException() if "Indecipherable" in text:
-            return BadReply(f"{endpoint.host} port {endpoint.port} does not speak SSH: {text[:200]}", "Check the port.")
+            return BadReply(
+                f"{endpoint.host} port {endpoint.port} is not an SSH server: {text[:200]}", "Check the port."
+            )
         case paramiko.SSHException() | OSError() | EOFError():
             return Unreachable(
                 f"the SSH handshake with {endpoint} failed: {text[:300]}",

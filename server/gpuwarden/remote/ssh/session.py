@@ -1,8 +1,8 @@
-"""Run one command on one channel: start it, feed its input, read its output, end it. Blocking.
+"""Run one command on one channel: start it, send its input, read its output, and kill it. All calls block.
 
-Output of a login shell's rc file before the command is removed up to a random mark, so it can't be mistaken for output
-of the command. Closing a channel does not stop the remote process: an abandoned command is ended by its process group,
-over a second channel.
+The output of a login shell's rc file, which comes before a random mark, is removed, so that it is not taken for output
+of the command. Closing a channel does not stop the remote process, so the process group of an abandoned command is
+killed over a second channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SFTP_S = 3.0
 _SFTP_INIT = b"\0\0\0\x05\x01\0\0\0\x03"
 _SFTP_VERSION = 2
 
-# TERM to the group, then KILL after two seconds. A shell without its own process group is signaled alone.
+# Send TERM to the group, then KILL after two seconds. If the shell has no process group of its own, signal only it.
 _END = """
 kill -s TERM -- "-$1" 2>/dev/null || { kill -s TERM "$1" 2>/dev/null; sleep 1; kill -s KILL "$1" 2>/dev/null; exit 0; }
 i=0
@@ -43,7 +43,7 @@ Take = Callable[[memoryview], object]
 
 
 class Session:
-    """One command on one channel. Blocking; each method runs in a worker thread, one at a time except `kill`."""
+    """One command on one channel. The methods block, and run in worker threads, one at a time except for `kill`."""
 
     def __init__(self, link: Link, argv: Sequence[str]) -> None:
         self.link, self.argv = link, argv
@@ -90,12 +90,12 @@ class Session:
             return self._begun and not self._over
 
     def exchange(self, stdin: bytes, limit: int) -> Ran:
-        """Run a short command to its end and return its output."""
+        """Run a command to its end and return its output."""
         self.start(stdin)
         return self.drain(limit, shut=False)
 
     def pour(self, take: Take, stdin: bytes) -> None:
-        """Pass all output to `take`, through one buffer small enough for the CPU cache."""
+        """Pass all output to `take`, through one buffer that fits in the CPU cache."""
         self.start(stdin)
         piece = memoryview(bytearray(PIECE_BYTES))
         while count := self.read_into(piece):
@@ -103,7 +103,7 @@ class Session:
         self.finish()
 
     def drain(self, limit: int, *, shut: bool = True) -> Ran:
-        """Close stdin, read to the end and return the result. Raises `BadReply` above `limit` bytes of output."""
+        """Close stdin, read to the end and return the result. Raises `BadReply` for more than `limit` bytes."""
         if shut:
             self.end_input()
         out = bytearray()
@@ -120,7 +120,7 @@ class Session:
             raise CommandFailed(self.argv, code, bytes(self.err))
 
     def send(self, data: bytes | bytearray | memoryview, stall_s: float | None = None) -> bool:
-        """Send to stdin; return False if the command reads no more. Raises `Unreachable` after a stall of `stall_s`."""
+        """Send to stdin; return False if the command closed stdin. Raises `Unreachable` after a stall of `stall_s`."""
         view, since = memoryview(data), time.monotonic()
         with self._translated() as channel:
             while view and not self._closed:
@@ -130,7 +130,7 @@ class Session:
                 except TimeoutError:
                     self._drain_stderr(channel)
                     if stall_s is not None and time.monotonic() - since > stall_s:
-                        raise ConnectionError(f"no byte was accepted for {stall_s:g} s") from None
+                        raise ConnectionError(f"no data was accepted for {stall_s:g} s") from None
                 except BrokenPipeError:
                     return False
         return not self._closed
@@ -158,18 +158,18 @@ class Session:
                 said = bytes(self._buffer[at + len(token) : end])
                 if not re.fullmatch(rb"[1-9][0-9]{0,9}", said):
                     named = f"{self.link.endpoint} returned {said[:40]!r} as a process id"
-                    raise BadReply(named, "Check that its login shell is a POSIX shell.")
+                    raise BadReply(named, "Check that the account's login shell is a POSIX shell.")
                 self.pid = int(said)
                 del self._buffer[: end + 1]
             elif not chunk or len(self._buffer) > MAX_NOISE:
                 self._over = not chunk
                 if not chunk:
-                    self._code()  # after this, all of stderr has been read
+                    self._code()  # this also reads all of stderr
                 shown = (bytes(self._buffer) + bytes(self.err)).decode("utf-8", "replace").strip()[:300]
                 raise NoShell(self.link.endpoint, shown, only_files=not chunk and self._speaks_sftp())
 
     def _speaks_sftp(self) -> bool:
-        """Return whether every command starts an SFTP server there, as with `ForceCommand internal-sftp`."""
+        """Return whether the machine starts an SFTP server for any command, as with `ForceCommand internal-sftp`."""
         opened, answer = self.link.opened, memoryview(bytearray(64))
         try:
             channel = opened.open_channel(command_line(["true"], self.mark)) if opened else None
@@ -186,7 +186,7 @@ class Session:
             channel.close()
 
     def _recv(self) -> bytes:
-        """Return the available stdout, at least one byte; empty at the end. Also drains stderr."""
+        """Return at least one byte of stdout, or nothing at its end. Also reads stderr."""
         if self._piece is None:
             self._piece = memoryview(bytearray(READ_BYTES))
         return bytes(self._piece[: self.read_into(self._piece)])
@@ -212,7 +212,7 @@ class Session:
         self.err += channel.errors()[: MAX_STDERR - len(self.err)]
 
     def _code(self) -> int | None:
-        """Return the exit code; None for a signal. Raises `Unreachable` if the connection was lost before."""
+        """Return the exit code; None for a signal. Raises `Unreachable` if the connection was lost before that."""
         end = time.monotonic() + OPEN_S
         with self._translated() as channel:
             while True:
@@ -228,7 +228,7 @@ class Session:
 
     @contextmanager
     def _translated(self) -> Iterator[Channel]:
-        """Raise `Unreachable` for the errors of a lost connection."""
+        """Raise `Unreachable` for errors that mean a lost connection."""
         try:
             if self.channel is None:
                 raise ConnectionError("the command has not started")
@@ -244,7 +244,7 @@ class Session:
     # --------------------------------------------------------------------------------------------------------- end
 
     def kill(self) -> None:
-        """Kill the process group of the remote command. Only before its exit is known, while the pid is valid."""
+        """Kill the remote command's process group, unless the command has ended, as its pid may then be reused."""
         end = time.monotonic() + KILL_S / 2
         channel, opened = self.channel, self.link.opened
         while self.pid is None and time.monotonic() < end and opened and opened.alive:
@@ -252,7 +252,7 @@ class Session:
         if self.pid is None or channel is None or channel.exited() or not (opened and opened.alive):
             return
         killer = Session(self.link, ["/bin/sh", "-c", _END, "sh", str(self.pid)])
-        with suppress(Exception):  # the caller reports a lost connection anyway
+        with suppress(Exception):  # the caller reports lost connections anyway
             killer.channel = opened.open_channel(killer.line)
             killer.drain(MAX_NOISE)
         killer.close()

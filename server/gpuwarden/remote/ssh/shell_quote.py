@@ -16,9 +16,9 @@ _ANNOUNCE = r"""printf "\n%s %s\n" "$0" "$$"; exec "$@" """.strip()
 
 
 def quote(word: str) -> str:
-    """Return the word quoted such that sh, bash, zsh, dash, ksh and fish read it back unchanged.
+    """Quote a word so that sh, bash, zsh, dash, ksh and fish read it unchanged.
 
-    Backslashes are outside the single quotes because fish interprets them inside.
+    Backslashes are placed outside the single quotes, because fish interprets them inside.
     """
     if _SAFE.fullmatch(word):
         return word
@@ -26,13 +26,13 @@ def quote(word: str) -> str:
 
 
 def command_line(argv: Sequence[str], mark: str) -> bytes:
-    """Return a line that prints `mark` and the pid on a line, then runs `argv`, under any login shell.
+    """Return a command line for any login shell that prints `mark` and the pid on a line, then runs `argv`.
 
     Lone surrogates represent bytes that are not UTF-8, as in Python's file names. Raises `BadRequest` for arguments
     that a command line can't contain.
     """
     if not argv or not argv[0]:
-        raise BadRequest("the command is empty", "Pass at least one word.")
+        raise BadRequest("the command is empty", "Pass at least the program's name.")
     if any("\0" in word for word in argv):
         raise BadRequest("an argument contains a NUL character; command lines can't have one", "Send it on stdin.")
     words = ["/bin/sh", "-c", _ANNOUNCE, mark, *argv]

@@ -1,4 +1,4 @@
-"""Manage the folder that receives files: one writer, safe names, enough space, and durable at the end. Blocking."""
+"""Manage the folder that receives files: one writer, safe names, enough space, and a final sync. All calls block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpuwarden.remote.transfer.partial_file import hash_file, part_name, sync_fo
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 64
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk, on which no other file can be written either."""
+"""Error numbers that mean a full disk, so that no other file can be written either."""
 
 OWNER = "owner"
 
@@ -36,7 +36,7 @@ Entry = tuple[Artifact, str]
 
 
 def _refuse_others(dest: Path, owner: str) -> None:
-    """Raise `BadRequest` if the folder is inside another owner's, or has content that no owner claimed."""
+    """Raise `BadRequest` if the folder is inside another owner's folder, or has content without an owner."""
     holder = ""
     for folder in (dest, *dest.parents):
         mark = folder / STAGING / OWNER
@@ -53,8 +53,8 @@ def _refuse_others(dest: Path, owner: str) -> None:
 class Destination:
     """A folder and its staging folder. Use it as `with Destination(path).only_writer() as dest`.
 
-    If an `owner` (a job) is given, the folder belongs to it. A folder with other content is refused, so that a file is
-    never replaced by another owner's file of the same name.
+    If an `owner` (a job) is given, the folder belongs to it. A folder with other content is rejected, so that another
+    owner's file with the same name is never replaced.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -63,7 +63,7 @@ class Destination:
             _refuse_others(path, owner)
         (path / STAGING).mkdir(parents=True, exist_ok=True)
         if (path / STAGING).is_symlink():
-            raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through it", "Remove it.")
+            raise BadRequest(f"{path / STAGING} is a symbolic link; parts are not written through links", "Remove it.")
         self.path = path.resolve()
         self.staging = self.path / STAGING
         self._folds = folds_names(self.staging)
@@ -74,7 +74,7 @@ class Destination:
 
     @contextmanager
     def only_writer(self) -> Iterator[Destination]:
-        """Lock the folder for this block. Raises `Conflict` if another process has the lock."""
+        """Lock the folder for this block. Raises `Conflict` if another process holds the lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.staging / "lock")
@@ -108,14 +108,14 @@ class Destination:
                 continue
             key = collision_key(name) if self._folds else name
             if key in taken:
-                refused[artifact.path] = f"its name equals that of {taken[key]!r} on this disk"
+                refused[artifact.path] = f"this disk can't distinguish its name from {taken[key]!r}"
                 continue
             taken[key] = artifact.path
             entries.append((artifact, name))
         return entries, refused
 
     def check_room(self, entries: Sequence[Entry]) -> None:
-        """Raise `BadRequest` unless free bytes and inodes suffice for the missing files."""
+        """Raise `BadRequest` if there are not enough free bytes and inodes for the missing files."""
         need, files = sum(a.size for a, _ in entries), len(entries)
         self.fresh = [*islice(self.path.iterdir(), 2)] == [self.staging] and not any(self.staging.glob("*.part"))
         if not self.fresh:
@@ -126,19 +126,19 @@ class Destination:
         free = shutil.disk_usage(self.path).free
         if need and free < need + SPARE_BYTES:
             raise BadRequest(
-                f"{self.path} has {free:,} bytes free and the transfer needs {need:,} plus a reserve",
+                f"{self.path} has {free:,} bytes free, but the transfer needs {need:,} plus a reserve",
                 "Free some space or choose another destination; nothing was copied.",
             )
         if hasattr(os, "statvfs"):
             fs = os.statvfs(self.path)
             if fs.f_files and fs.f_favail < files + SPARE_INODES:
                 raise BadRequest(
-                    f"{self.path} has {fs.f_favail:,} free inodes and the transfer needs {files:,}",
-                    "The file system runs out of inodes, not of bytes. Choose another destination.",
+                    f"{self.path} has {fs.f_favail:,} free inodes, but the transfer needs {files:,}",
+                    "The file system has too few inodes. Choose another destination.",
                 )
 
     def part(self, artifact: Artifact) -> Path:
-        """Return the partial file of an artifact."""
+        """Return the path of an artifact's part file."""
         return self.staging / part_name(artifact)
 
     def target(self, name: str) -> Path:
@@ -162,11 +162,11 @@ class Destination:
             return False
 
     def note(self, folders: set[Path]) -> None:
-        """Record folders in which names changed, for `settle`."""
+        """Record folders with changed names, for `settle`."""
         self._changed |= folders
 
     def settle(self, *, complete: bool) -> None:
-        """Make the names durable; if the transfer is complete, delete leftover parts."""
+        """Sync the changed folders. If the transfer is complete, also delete remaining parts."""
         for folder in sorted(self._changed):
             sync_folder(folder)
         if complete:

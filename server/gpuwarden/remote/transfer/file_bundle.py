@@ -1,8 +1,8 @@
-"""Receive many small files as one stream. The remote machine packs an explicit manifest and identifies each file by its
-number in that manifest, so names from the machine are never used. A file with an unknown number or another size than
-announced is dropped. Files come in groups: their count, a row for each file with its number, size, digest and times at
-the time of packing, and then their contents. A count of 0 ends the stream. A file that can't be packed is left out; it
-is requested alone afterwards, and the reason is reported there.
+"""Receive many small files as one stream. The remote machine sends the files of a given manifest and identifies each
+file by its number in that manifest, so names from the machine are never used. A file with an unknown number or an
+unexpected size is dropped. A group of files consists of their count, a row for each file (number, size, digest, and the
+times when it was packed), and then their contents. A count of 0 ends the stream. A file that can't be packed is left
+out. It is then requested separately, and that request reports the reason.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BATCH_FILES: Final = 20_000
 BATCH_BYTES: Final = 64 << 20
 COUNT: Final = struct.Struct(">I")
 ROW: Final = struct.Struct(">IIqq32s")
-"""Number, size in bytes, mtime and ctime in nanoseconds, and sha256."""
+"""The number, the size in bytes, mtime and ctime in nanoseconds, and the sha256."""
 MOST: Final = 1 << 16
 _TIMES_BY_FD = os.utime in os.supports_fd
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Split a manifest into large but limited bundles, because each costs one start of Python on the machine."""
+    """Split a manifest into large but limited bundles, because each one starts Python on the machine."""
     cuts, size = [0], 0
     for at, (artifact, _) in enumerate(entries):
         if at - cuts[-1] >= BATCH_FILES or (size and size + artifact.size > BATCH_BYTES):
@@ -47,10 +47,10 @@ def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
 
 class Unpacker:
-    """Reads a bundle piece by piece and writes verified files into a tree. Blocking.
+    """Reads a bundle piece by piece and writes verified files into a tree. All calls block.
 
     `wanted` maps numbers in the stream to files; `sent` are all files that the stream may contain. `landed` maps the
-    number of each received file to its hex sha256, which equals the machine's.
+    number of each received file to its hex sha256, which is the same as the machine's.
     """
 
     def __init__(self, wanted: Mapping[int, Entry], tree: Tree, sent: Iterable[Artifact]) -> None:
@@ -63,7 +63,7 @@ class Unpacker:
         self._left = sum(artifact.size + COUNT.size + ROW.size for artifact in sent) + SMALL_BYTES
 
     def feed(self, chunk: bytes) -> int:
-        """Process the next piece; return the number of bytes of the files that it completed.
+        """Process the next piece. Return the total size of the files that it completed, in bytes.
 
         Raises `BadReply` if the stream is invalid or longer than the requested files.
         """
@@ -114,23 +114,23 @@ class Unpacker:
         sha = hashlib.sha256(content)
         if artifact.sha256:
             right = sha.hexdigest() == bare(artifact.sha256)
-        else:  # the machine's digest from packing, if the times still match the manifest
+        else:  # use the digest that was computed while packing, if the times match the manifest
             right = sha.digest() == digest and (mtime_ns, ctime_ns) == (artifact.mtime_ns, artifact.ctime_ns)
         if not right:
             return 0
         try:
             self._write(artifact, name, content)
         except UnsafeName:
-            return 0  # the file is requested alone, and the reason is reported there
+            return 0  # the file is requested separately, which reports the reason
         except OSError as problem:
             if problem.errno in FULL:
                 raise
-            return 0  # this disk can't store the name; the other files are still received
+            return 0  # this disk can't store the name; go on with the other files
         self.landed[number] = sha.hexdigest()
         return size
 
     def _write(self, artifact: Artifact, name: str, content: memoryview) -> None:
-        """Write a file into the tree, complete or not at all, because `Tree.publish` moves every file there."""
+        """Write a file to the tree completely or not at all, because `Tree.publish` moves every file in it."""
         path = self.tree.place(name)
         fd = os.open(path, _WRITE, 0o666)
         try:

@@ -1,8 +1,8 @@
-"""Receive one file: a part file is hashed as it grows and is renamed at the end.
+"""Receive one file: the part file is hashed while it is written, and renamed at the end.
 
 The part is stored in the staging folder of the destination. Its name is derived from the artifact's identity, so a
-newer version of the same file never continues an older part. `kill -9` at any line leaves a part that the next call
-continues, or a finished file.
+newer version of the same file never continues an older part. A process that is killed at any point
+leaves a part, which the next call continues, or a finished file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ZEROS = bytes(HOLE)
 
 
 def part_name(artifact: Artifact) -> str:
-    """Return the name of the part file: a hash of path, size and digest (or times), safe for any remote name."""
+    """Return the name of the part file: a hash of the path, size and digest (or times), which is a safe name."""
     version = artifact.sha256 or f"{artifact.mtime_ns} {artifact.ctime_ns}"
     identity = [artifact.path, str(artifact.size), version]
     return hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:40] + ".part"
@@ -38,7 +38,7 @@ def hash_file(path: Path) -> str:
 
 
 class Part:
-    """A growing part file. Its methods block, so call them from a worker thread."""
+    """A part file. Its methods block, so call them from a worker thread."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Part:
         self._file: io.FileIO | None = None
 
     def open(self) -> int:
-        """Open the part and hash its content; return its size in bytes. A part that is too long is restarted from 0."""
+        """Open the part and hash its content; return its size in bytes. A part that is too long is truncated to 0."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         fd = os.open(self.path, flags, 0o666)
         file = self._file = io.FileIO(fd, "r+b")
@@ -75,8 +75,8 @@ class Part:
                 stretch = stretch[self._file.write(stretch) :]
         self.offset += taken
         if self.offset - self._begun >= FLUSH_BYTES:
-            # Linux starts writing back a range marked as not needed, and keeps it in memory until it is written.
-            # Disk and network thus work in parallel, and the sync in `finish` is short.
+            # Linux starts to write a range to disk when it is marked as not needed. So the disk and the network work in
+            # parallel, and the sync in `finish` takes less time.
             if hasattr(os, "posix_fadvise"):
                 came = self.offset - self._begun
                 with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class Part:
         return self._hash.hexdigest()
 
     def finish(self, target: Path, mtime_ns: int) -> None:
-        """Make the part durable and rename it atomically."""
+        """Sync the part and rename it atomically."""
         assert self._file is not None
         os.fsync(self._file.fileno())
         self.close()
@@ -112,7 +112,7 @@ class Part:
 
 
 def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """Split data into stretches to write and stretches of zeros, which become holes in the file (True)."""
+    """Split data into ranges. Yield each, and whether it has only zeros, to be written as a hole in the file."""
     begun = 0
     for at in range(0, len(view), HOLE):
         block = view[at : at + HOLE]
@@ -128,14 +128,14 @@ def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
     """Set a file's mtime to the one on the machine; ignore a time that this disk can't store."""
     if mtime_ns > 0:
-        try:  # `suppress` costs as much as the call
+        try:  # `suppress` takes as long as the call
             os.utime(path, ns=(mtime_ns, mtime_ns))
         except (OSError, OverflowError):
             pass
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Does nothing on Windows."""
+    """Sync a folder, so that its file names are durable. Does nothing on Windows."""
     if os.name == "nt":
         return
     fd = os.open(folder, os.O_RDONLY)
@@ -146,7 +146,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_everything(folder: Path) -> None:
-    """Make all files in a folder durable: with one `syncfs` on Linux, otherwise one by one."""
+    """Sync all files in a folder: with one `syncfs` on Linux, otherwise one by one."""
     if sys.platform == "linux":
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -1,14 +1,14 @@
-"""Receive the files of a manifest: resumed, compared by digest, and never outside the destination.
+"""Receive the files of a manifest. Transfers resume, files are verified by digest, and stay inside the destination.
 
-The digests come from the manifest, or the machine computes them while it sends (`Sealing`), and thus reads each file
-only once. A digest that was recorded right after the save is not computed again. In both cases a received file is
-hashed twice: by the remote machine and by this one.
+The digests come from the manifest, or the machine computes them while it sends (`Sealing`), so that it reads each file
+only once. A digest that was recorded right after the save is not computed again. In each case, a file is hashed by both
+machines.
 
-`receive` works over any `Source`: a machine behind SSH, a rehearsal instance, a local folder. Each file grows as a part
-in `dest/.gpuwarden/`, is hashed as it arrives, and gets its name only when its size and digest match the manifest.
-After a stall or a lost connection the transfer resumes at the last byte; `kill -9` at any line leaves parts that the
-next call continues. Files that can't be received (bad name, missing, changed since the manifest) are listed in the
-result with the reason; the others are still received.
+`receive` works with any `Source`: a machine over SSH, a rehearsal instance, a local folder. Each file is written to a
+part in `dest/.gpuwarden/`, hashed as it arrives, and renamed only when its size and digest match the manifest. After a
+stall or a lost connection, the transfer resumes at the last byte. A process that is killed leaves parts, which the next
+call continues. Files that can't be received (invalid name, missing, changed since the manifest) are listed in the
+result with the reason; the other files are still received.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class Bundling(Source, Protocol):
     """A source that can send many small files at once."""
 
     def bundle(self, artifacts: Sequence[Artifact]) -> AsyncIterator[bytes]:
-        """Return a stream of these files as `file_bundle` describes it; a file's number is its index in `artifacts`."""
+        """Return a stream of these files as defined in `file_bundle`. A file's number is its index in `artifacts`."""
         ...
 
 
 @runtime_checkable
 class Sealing(Bundling, Protocol):
-    """A source whose machine hashes files while it sends them: the manifest needs no digests, and bundles have them."""
+    """A source whose machine hashes files while it sends them: the manifest needs no digests. Bundles include them."""
 
     async def pour(self, artifact: Artifact, offset: int, take: Callable[[memoryview], object]) -> str | None:
-        """Pass a file's bytes from `offset` to `take` in a worker thread; none after a cancellation.
+        """Pass a file's bytes from `offset` to `take` in a worker thread. `take` is not called after a cancellation.
 
-        Returns the file's hex sha256 if the machine hashed it while sending, which it does from offset 0 for an
-        artifact without a digest. Raises the errors of `read`, and `BadReply` if the file no longer matches the
+        Returns the file's hex sha256 if the machine computed it while sending, which it does if `offset` is 0 and the
+        artifact has no digest. Raises the errors of `read`, and `BadReply` if the file no longer matches the
         artifact.
         """
         ...
 
     async def digests(self, artifacts: Sequence[Artifact]) -> Mapping[str, str]:
-        """Return newly computed hex sha256 digests from the machine, by path; changed files are left out."""
+        """Return hex sha256 digests that the machine computes for this call, by path. Changed files are left out."""
         ...
 
 
@@ -92,7 +92,7 @@ class Begun:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Return the number of each file, by path."""
+        """Map the path of each file to its number."""
         return {a.path: number for number, a in enumerate(self.listed)}
 
 
@@ -115,7 +115,7 @@ class Progress:
 
 
 class ReceivedFile(Frozen):
-    """One received file. `sha256` is the digest of the local bytes; `verified`: the machine had the same digest."""
+    """One received file. `sha256` is the digest of the local file; `verified`: it is the same as the machine's."""
 
     path: str
     local: str
@@ -132,7 +132,7 @@ class Problem(Frozen):
 
 
 class Received(Frozen):
-    """The result of a transfer. `bytes_sent` crossed the network; `bytes_resumed` were found in parts and
+    """The result of a transfer. `bytes_sent` were transferred; `bytes_resumed` were found in parts, and
     `bytes_skipped` in finished files. `retries` counts reopened connections.
     """
 
@@ -145,11 +145,11 @@ class Received(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether every file of the manifest was received with the digest of the machine."""
+        """Return whether every file of the manifest was received and has the machine's digest."""
         return not self.problems and all(f.verified for f in self.files)
 
     def sealed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with the digests computed during the transfer; a file not received may have none."""
+        """Return the manifest with the digests computed during the transfer. Files not received may have none."""
         made = {f.path: f.sha256 for f in self.files if f.verified}
         files = (a if a.sha256 else a.model_copy(update={"sha256": made.get(a.path)}) for a in manifest.files)
         return manifest.model_copy(update={"files": tuple(files)})
@@ -169,10 +169,10 @@ async def receive(
 ) -> Received:
     """Copy every file of `manifest` to `dest` and compare digests.
 
-    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. `tries` is the number of
-    consecutive failures of a file without a new byte before `Unreachable` is raised; received bytes are kept and the
-    next call continues. Raises `BadRequest` if space or inodes do not suffice or `dest` has files of another owner,
-    and `Conflict` if another process is receiving into `dest`.
+    If `owner` is given, `dest` must be new, empty, or already claimed by this owner. Raises `Unreachable` after `tries`
+    consecutive failures of a file without a new byte. Received bytes are kept, and the next call continues. Raises
+    `BadRequest` if there is too little space or too few inodes, or if `dest` has files of another owner, and
+    `Conflict` if another process is receiving files into `dest`.
     """
     folder = await to_thread.run_sync(Destination, dest, owner)
     with folder.only_writer():
@@ -237,7 +237,7 @@ class _Receiver:
         )
 
     def _portions(self, entries: Sequence[Entry]) -> Iterator[_Portion]:
-        """Yield the files of a bundle under way, then each large file (largest first), then bundles of small files."""
+        """Yield the files of a bundle in progress, then large files (largest first), then bundles of small files."""
         bundling, sealing = isinstance(self.source, Bundling), isinstance(self.source, Sealing)
         small = [e for e in entries if bundling and (sealing or e[0].sha256) and e[0].size <= SMALL_BYTES]
         bundled = {a.path for a, _ in small}
@@ -259,7 +259,7 @@ class _Receiver:
     # -------------------------------------------------------------------------------------------------- small files
 
     async def _bundle(self, portion: Sequence[Entry], begun: Begun | None) -> Sequence[Entry]:
-        """Receive small files as bundles; return the missing ones, which are then requested one by one."""
+        """Receive small files as bundles. Return the missing files, which are then requested one by one."""
         wanted = portion
         if not self.dest.fresh:
             here = await to_thread.run_sync(lambda: [self.dest.has(a, n, self.digests.get(a.path)) for a, n in portion])
@@ -300,17 +300,17 @@ class _Receiver:
                     taken = await to_thread.run_sync(unpacker.feed, chunk)
                     self.sent += taken
                     self._report(first)
-                with anyio.move_on_after(END_S):  # a command that exits by itself need not be killed
+                with anyio.move_on_after(END_S):  # let the command exit, so that it need not be killed
                     await anext(stream, b"")
         except (Unreachable, TimeoutError):
             self.retries += 1
             return not unpacker.ended
         except (BadReply, NotFound):
-            pass  # missing files are requested one by one, and the reason is reported there
+            pass  # missing files are then requested one by one, which reports the reason
         return False
 
     def _publish(self, entries: Sequence[Entry]) -> None:
-        """Rename the received small files; a file that can't be placed becomes a `Problem`."""
+        """Rename the received small files. A file that can't be renamed becomes a `Problem`."""
         try:
             changed, kept = self.tree.publish(self.dest.path)
         except OSError as problem:
@@ -319,12 +319,12 @@ class _Receiver:
         for artifact, name in entries if kept else ():
             if kept & {name, *map(str, PurePosixPath(name).parents)} and artifact.path in self.files:
                 del self.files[artifact.path]
-                self.refused[artifact.path] = f"another file or folder has its name in {self.dest.path}"
+                self.refused[artifact.path] = f"another file or folder in {self.dest.path} has the same name"
 
     # -------------------------------------------------------------------------------------------------- single files
 
     async def _take_or_refuse(self, artifact: Artifact, name: str) -> None:
-        """Receive one file, or record why it can't be received. An error of a full disk is raised."""
+        """Receive one file, or record why it can't be received. Raises an error if the disk is full."""
         try:
             if await to_thread.run_sync(self.dest.has, artifact, name, self.digests.get(artifact.path)):
                 self.skipped += artifact.size
@@ -349,7 +349,7 @@ class _Receiver:
             self.refused[artifact.path] = f"the file can't be written on this machine: {problem.strerror or problem}"
 
     async def _fill(self, artifact: Artifact, part: Part) -> None:
-        """Fill the part and compare its digest. A resumed part with a wrong digest is fetched again, once."""
+        """Receive the part and compare its digest. A resumed part with a wrong digest is received again, once."""
         resumed = part.offset
         await self._stream(artifact, part)
         if resumed and not await self._matches(artifact, part):
@@ -363,13 +363,13 @@ class _Receiver:
                 untouched = artifact.path in await self.source.digests([artifact])
             if not untouched:
                 raise BadReply(
-                    f"{artifact.path} changed on the machine after its manifest was taken",
-                    "Take a new manifest once no process writes to it.",
+                    f"{artifact.path} changed on the machine after the manifest was created",
+                    "Create a new manifest once no process writes to the file.",
                 )
             raise BadReply(
-                f"{artifact.path} no longer has the bytes whose digest was recorded right after its save, "
+                f"{artifact.path} no longer matches the digest that was recorded right after its save, "
                 "although its timestamps are unchanged",
-                "The machine's disk or memory damages files: use an earlier checkpoint, and rent another machine.",
+                "The machine's disk or memory corrupts files: use an earlier checkpoint, and rent another machine.",
             )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
@@ -401,15 +401,15 @@ class _Receiver:
             try:
                 await self._stream_once(artifact, part)
                 if part.offset < artifact.size:
-                    raise BadReply(f"{artifact.path} is shorter on the machine than in its manifest")
+                    raise BadReply(f"{artifact.path} is shorter on the machine than in the manifest")
             except (Unreachable, TimeoutError) as lost:
                 failures = 1 if part.offset > before else failures + 1
                 self.retries += 1
                 if failures >= self.tries:
                     raise Unreachable(
-                        f"{artifact.path} stopped at {part.offset:,} of {artifact.size:,} bytes: "
-                        f"{str(lost) or f'no byte for {self.stall_s:g} s'}",
-                        "Pull again: the received bytes are kept and the transfer continues there.",
+                        f"{artifact.path} stopped after {part.offset:,} of {artifact.size:,} bytes: "
+                        f"{str(lost) or f'no data for {self.stall_s:g} s'}",
+                        "Pull again to continue: the received bytes are kept.",
                     ) from lost
                 await self._pause(failures)
 
@@ -428,7 +428,7 @@ class _Receiver:
                 self._report(artifact)
 
     async def _pour(self, source: Sealing, artifact: Artifact, part: Part) -> None:
-        """Fill the part in a worker thread, and check its progress every `LOOK_S` seconds."""
+        """Receive the part in a worker thread, and check its progress every `LOOK_S` seconds."""
         begun, sent = part.offset, 0
 
         def count() -> None:
@@ -454,7 +454,7 @@ class _Receiver:
                 finally:
                     count()
                 group.cancel_scope.cancel()
-        if digest is not None and artifact.sha256 is None:  # a digest recorded at the save takes precedence
+        if digest is not None and artifact.sha256 is None:  # a digest in the manifest takes precedence
             self.digests[artifact.path] = digest
 
     async def _pause(self, failures: int) -> None:

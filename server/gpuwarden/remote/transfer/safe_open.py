@@ -13,7 +13,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 
 
 Identity = tuple[int, int]
-"""Device and inode of a file. The path alone is not enough: a parent folder may be replaced by a link later."""
+"""The device and inode of a file. A path does not identify it, because a parent folder may be replaced by a link."""
 
 
 def identity_of(info: os.stat_result) -> Identity:
@@ -22,12 +22,12 @@ def identity_of(info: os.stat_result) -> Identity:
 
 
 def open_regular(path: Path, identity: Identity | None = None) -> BufferedReader:
-    """Open a regular file for reading. Raises `BadRequest` for anything else, or if its identity differs."""
+    """Open a regular file for reading. Raises `BadRequest` if it is something else or has another identity."""
     return os.fdopen(_opened(path, identity), "rb")
 
 
 def read_regular(path: Path, limit: int, identity: Identity) -> bytes:
-    """Return at most `limit` bytes of the file. Faster than `open_regular`; raises the same `BadRequest`."""
+    """Return at most `limit` bytes of a file. Faster than `open_regular`, with the same errors."""
     fd = _opened(path, identity)
     try:
         content = piece = os.read(fd, limit)
@@ -44,7 +44,7 @@ def _opened(path: Path, identity: Identity | None) -> int:
         fd = os.open(path, _FLAGS)
     except OSError as problem:
         raise BadRequest(
-            f"{path} can't be sent: {problem.strerror}", "Links are not followed; name the file itself."
+            f"{path} can't be sent: {problem.strerror}", "Links are not followed. Give the path of the file itself."
         ) from problem
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
@@ -52,5 +52,5 @@ def _opened(path: Path, identity: Identity | None) -> int:
         raise BadRequest(f"{path} is not a regular file", "Devices, pipes and sockets are never sent.")
     if identity not in {None, identity_of(info)}:
         os.close(fd)
-        raise BadRequest(f"{path} was replaced after it was listed", "Send it again once no process replaces it.")
+        raise BadRequest(f"{path} was replaced after it was listed", "Send the file again once no process replaces it.")
     return fd

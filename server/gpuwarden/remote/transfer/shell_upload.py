@@ -1,8 +1,9 @@
 """Push files to a machine that has a POSIX shell and `sha256sum` but no Python. The runner itself is sent this way.
 
-A file grows as `.NAME.DIGEST.part` next to its final name. The next push continues the part after a cut; because of the
-digest, another version of the file never continues the part. The machine confirms each piece before the next one is
-sent. Pieces grow with the bytes that the connection has transferred, so a cut loses only a small share of them.
+A file is written to `.NAME.DIGEST.part` in its final folder. If the connection is lost, the next push continues the
+part. The digest in the name prevents another version of the file from continuing it. The machine confirms each piece
+before the next one is sent. The size of pieces grows with the bytes transferred over the connection, so a lost
+connection loses only a small share of them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _CHUNK = 1 << 18
 PIECE = 64 << 10
 MAX_PIECE = 2 << 20
 
-# $1 file, $2 size. A file under its final name is complete.
+# $1 file, $2 size: succeed if the file is complete.
 _THERE = '[ -f "$1" ] && [ "$(wc -c < "$1")" -eq "$2" ]'
 
-# $1 folder, $2 name, $3 size.
+# $1 folder, $2 name, $3 size: write stdin to a file.
 _PUT = r"""
 umask 077
 [ -f "$1/$2" ] && [ "$(wc -c < "$1/$2")" -eq "$3" ] && exec cat > /dev/null
@@ -60,8 +61,8 @@ mkdir -p -- "${1%/*}" || exit 73
 if [ -f "$2" ]; then wc -c < "$2"; else echo 0; fi
 """.strip()
 
-# $1 part, $2 offset: append pieces, unless another process has written to the part. A piece is a line with its size,
-# its bytes and a line end; it is confirmed by a line with the new size of the part.
+# $1 part, $2 offset: append pieces, unless another process wrote to the part. A piece is a line with its size,
+# its bytes and a newline. It is confirmed by a line with the new size of the part.
 _APPEND = r"""
 umask 077
 : >> "$1" || exit 74
@@ -88,13 +89,13 @@ mv -f -- "$2" "$1"
 
 
 async def put(machine: Ssh, path: str, content: bytes) -> None:
-    """Write one small file whose name is derived from its content, atomically and private; skip it if it is present.
+    """Write one small file atomically, readable only by its owner. Skip it if it exists: its name has its digest.
 
-    Raises `BadRequest` if the machine can't write it, for example without free space.
+    Raises `BadRequest` if the machine can't write it, for example if the disk is full.
     """
     folder, name = str(PurePosixPath(path).parent), PurePosixPath(path).name
-    # A connection that is cut repeatedly may never transfer all files at once, so a file that arrived is not sent
-    # again.
+    # A connection that is lost repeatedly may never transfer all files at once, so files that have arrived are not
+    # sent again.
     if len(content) > PIECE:
         seen = await machine.run(["/bin/sh", "-c", _THERE, "sh", path, str(len(content))], timeout_s=PUT_S)
         if seen.code == 0:
@@ -110,7 +111,7 @@ async def put(machine: Ssh, path: str, content: bytes) -> None:
 
 @dataclass
 class ShellPush:
-    """The state of one push, and its work on one file. `lost` waits before the next try, or raises."""
+    """The state of one push, and its work on one file. `lost` waits before the next try, or raises an error."""
 
     machine: Ssh
     folder: str
@@ -140,7 +141,7 @@ class ShellPush:
             self.counts.landed.add(entry.name)
 
     async def _send(self, entry: Row, sha256: str) -> None:
-        """Send one file, resuming its part, until the machine computes the same digest."""
+        """Send one file, starting at the end of its part, until the machine computes the same digest."""
         target = f"{self.folder}/{entry.name}"
         above, _, name = target.rpartition("/")
         part = f"{above}/.{name[:120]}.{sha256[:16]}.part"
@@ -172,11 +173,11 @@ class ShellPush:
         if word == "done":
             return None
         if not word.isdigit():
-            raise BadReply(f"invalid reply to the size of {entry.name}: {word[:80]!r}", "Push again.")
+            raise BadReply(f"invalid reply about the size of {entry.name}: {word[:80]!r}", "Push again.")
         return int(word)
 
     async def _append(self, entry: Row, sha256: str, target: str, part: str, offset: int) -> bool:
-        """Send the rest and rename the part; return False if its digest is wrong and it was deleted."""
+        """Send the remaining bytes and rename the part. Return False if it had a wrong digest and was deleted."""
         if offset < entry.size:
             await self._send_pieces(entry, target, part, offset)
         elif entry.size == 0:

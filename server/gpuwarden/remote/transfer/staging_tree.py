@@ -1,7 +1,7 @@
-"""Stage complete small files under their own names, then move them all into place. Blocking.
+"""Write small files to a staging folder under their final names, then move them to the destination. All calls block.
 
-A folder that is new in the destination needs one rename instead of one for each file. A process that is killed before
-the move leaves the tree behind; the next call accepts only files with the right digest from it.
+A folder that is new in the destination is moved with one rename instead of one for each file. If a process is killed
+before the move, the tree remains. The next call uses only files in it that have the right digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuwarden.remote.transfer.partial_file import sync_everything
 
 
 class Tree:
-    """A tree of staged files in a staging folder."""
+    """The tree of small files in a staging folder."""
 
     def __init__(self, staging: Path) -> None:
         self.path = staging / "tree"
@@ -27,21 +27,21 @@ class Tree:
         self._made: set[str] = set()
 
     def adopt(self, entries: Sequence[Entry], target: Callable[[str], Path]) -> None:
-        """Move files of this manifest that a killed process left into place, still unverified; delete the others.
+        """Move files of this manifest, left here by a killed process, to their targets, unverified. Delete other files.
 
         Raises `BadRequest` if the tree is a symbolic link, because its target may contain unrelated files.
         """
         if self.path.is_symlink():
-            raise BadRequest(f"{self.path} is a symbolic link; files in it are not used", "Remove it.")
+            raise BadRequest(f"{self.path} is a symbolic link, and files in its target are not used", "Remove it.")
         if not os.path.lexists(self._root):
             return
         for artifact, name in entries:
             left = self.path / name
-            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # not through a link
+            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # no link in the path
                 try:
                     left.replace(target(name))
                 except (UnsafeName, OSError):
-                    continue  # the file is fetched again, and the reason is reported there
+                    continue  # the file is received again, which reports the reason
         shutil.rmtree(self.path)
 
     def place(self, name: str) -> str:
@@ -55,7 +55,7 @@ class Tree:
         return path
 
     def publish(self, dest: Path) -> tuple[set[Path], set[str]]:
-        """Make all staged files durable, then move them to `dest`.
+        """Sync all staged files, then move them to `dest`.
 
         Returns the folders whose content changed, and the files or folders that could not be moved, relative to `dest`.
         """
@@ -73,7 +73,7 @@ class Tree:
 
 
 def _merge(source: str, dest: str) -> Iterator[tuple[str, str]]:
-    """Move a folder's content into another. Yields each changed folder, with a path that could not be moved or ""."""
+    """Move a folder's content into another. Yields each changed folder, and a path that could not be moved or ""."""
     yield dest, ""
     with os.scandir(source) as entries:
         for entry in entries:

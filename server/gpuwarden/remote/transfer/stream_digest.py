@@ -12,7 +12,7 @@ MAX_LINE = 4096
 
 
 class Seal:
-    """Passes a file's bytes to `take` and keeps the line after them."""
+    """Passes a file's bytes to `take` and keeps the line that follows them."""
 
     def __init__(self, artifact: Artifact, take: Callable[[memoryview], object], size: int) -> None:
         self.artifact, self.take, self.left = artifact, take, size
@@ -36,7 +36,7 @@ class Seal:
             seen = None
         if seen is None or not seen.sha256 or (self.artifact.ctime_ns and seen.stamp != self.artifact.stamp):
             raise BadReply(
-                f"{self.artifact.path} changed on the machine after its manifest was taken",
-                "Pull again once no process writes to it.",
+                f"{self.artifact.path} changed on the machine after the manifest was created",
+                "Pull again once no process writes to the file.",
             )
         return seen.sha256

@@ -1,4 +1,4 @@
-"""Push files to a machine: resumed, compared by digest, and renamed only when complete."""
+"""Push files to a machine. Transfers resume, and files are renamed only when complete and verified by digest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPARE_INODES = 64
 
 @dataclass(frozen=True)
 class Pushed:
-    """The result of a push. `bytes_sent` crossed the network; the machine had `bytes_resumed` and `bytes_skipped`."""
+    """The result of a push. `bytes_sent` were transferred; the machine had `bytes_resumed` and `bytes_skipped`."""
 
     files: int
     bytes_sent: int
@@ -47,13 +47,13 @@ async def push(
     tries: int = TRIES,
     clock: Clock | None = None,
 ) -> Pushed:
-    """Copy files to a machine and compare digests there. `files` maps names in `folder` to local files.
+    """Copy files to a machine and verify their digests there. `files` maps names in `folder` to local files.
 
     Files are sent as one stream if the machine has a `python` (3.8 or newer). Otherwise, or if `python` is None, they
     are sent one by one through its shell.
 
-    Raises `BadRequest` for a name or file that can't be sent or if the machine lacks space, and `Unreachable` after
-    `tries` consecutive failures without progress. Sent bytes are kept and the next call continues.
+    Raises `BadRequest` if a name or file can't be sent or the machine has too little space, and `Unreachable` after
+    `tries` consecutive failures without progress. Bytes that were sent are kept, and the next call continues.
     """
     machine.link.begin()
     try:
@@ -97,7 +97,7 @@ class _Push:
     counts: Counts = field(default_factory=Counts)
 
     async def stream(self, entries: Sequence[Row], python: str) -> bool:
-        """Send the missing files, over a new connection after each cut; return False if the machine has no Python."""
+        """Send the missing files, and reconnect after a loss. Return False if the machine has no Python."""
         # Small files first, ordered by folder; then the others by size.
         rest, failures = sorted(entries, key=lambda e: (max(e.size, SMALL_BYTES), e.name)), 0
         first = True
@@ -146,11 +146,11 @@ class _Push:
     def _check_room(self, free: int | None, inodes: int | None, *, files: int) -> None:
         if free is not None and free < self.total + SPARE_BYTES:
             raise BadRequest(
-                f"{self.folder} on the machine has {free // 1024:,} KiB free and the files need {self.total // 1024:,}",
+                f"{self.folder} on the machine has {free // 1024:,} KiB free; the files need {self.total // 1024:,}",
                 "Free some space there, or choose another run root; nothing was sent.",
             )
         if inodes and inodes < files + SPARE_INODES:
             raise BadRequest(
-                f"{self.folder} on the machine has {inodes:,} free inodes and the transfer needs {files:,}",
-                "Check `df -i`, and remove caches of many small files there, or choose another run root.",
+                f"{self.folder} on the machine has {inodes:,} free inodes, but the transfer needs {files:,}",
+                "Run `df -i` and remove caches with many small files there, or choose another run root.",
             )

@@ -1,25 +1,25 @@
-"""Receive files as one stream on the machine that they are pushed to, and confirm written files.
+"""Receive files as one stream on the remote machine, and confirm the files that were written.
 
     python -I -c SOURCE FOLDER
 
 The first output line describes the folder: `{"fresh": BOOL, "free": BYTES, "inodes": N}`. stdin is a sequence of
-requests. Two of them are plain text, because importing `json` takes a third of the start time, and a tree of small
-files needs only these two:
+requests. Two kinds are plain text, because importing `json` takes a third of the start time, and small files need only
+these two:
 
-- `files n`: n bytes with name, size and sha256 of many small files, separated by NUL, and then their contents. Each
-  file gets its name if its digest is right.
-- `sync`: make all files durable, then answer `{"synced": true}`.
+- `files n`: n bytes with the name, size and sha256 of many small files, separated by NUL, and then their contents. A
+  file with the right digest is written under its name.
+- `sync`: sync all files, then reply `{"synced": true}`.
 
-The others are lines of JSON:
+The other requests are lines of JSON:
 
-- `{"ask": [[name, size, key], ...]}`: answer `{"have": [[same, part], ...]}`: whether a file of that size is present,
-  and the number of bytes in its part.
-- `{"digest": [name, ...]}`: answer `{"sha256": [hex, ...]}`; empty if the name is not a regular file.
+- `{"ask": [[name, size, key], ...]}`: reply `{"have": [[same, part], ...]}`: whether a file of that size exists, and
+  the number of bytes in its part.
+- `{"digest": [name, ...]}`: reply `{"sha256": [hex, ...]}`; a digest is empty if the name is not a regular file.
 - `{"part": [name, size, key, offset]}`, and pieces: `D n` with n bytes, `Z n` for a hole, and `E sha256` at the end.
-  The part gets its name if its digest is right, and is deleted if not.
+  The part is renamed if its digest is right, and otherwise deleted.
 
-`{"done": files, "bytes": n, "bad": [number, ...]}` confirms finished work periodically. After a failure the last line
-is `{"error": ...}`, or `{"busy": true}` if an earlier push is still writing.
+`{"done": files, "bytes": n, "bad": [number, ...]}` regularly confirms finished work. After a failure, the last line is
+`{"error": ...}`, or `{"busy": true}` if an earlier push is still writing.
 
 Python >= 3.8, standard library only.
 """
@@ -34,7 +34,7 @@ import stat
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing `typing` would take a tenth of the start time
+if TYPE_CHECKING:  # importing `typing` would add a tenth to the start time
     from typing import Any, Iterator
 
 BUFFER = 1 << 20
@@ -49,7 +49,7 @@ DRAFT = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StillWritten(Exception):
-    """An earlier push is still writing, because it has not noticed that its connection was cut."""
+    """An earlier push is still writing, because it has not noticed that its connection was lost."""
 
 
 def say(answer: str) -> None:
@@ -76,7 +76,7 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- stdin
 
     def fill(self) -> None:
-        """Read more input; confirm finished work before waiting for it."""
+        """Read more input. Finished work is confirmed before waiting for input."""
         if self.low == self.high:
             self.low = self.high = 0
         elif self.high == len(self.data):
@@ -99,12 +99,12 @@ class Agent:
         except BlockingIOError:
             return False
         if not count:
-            os._exit(0)  # end of input or a cut connection; a normal exit of Python takes longer
+            os._exit(0)  # end of input or lost connection; faster than a normal exit
         self.high += count
         return True
 
     def confirm(self) -> None:
-        """Report the work finished since the last confirmation."""
+        """Report the work that was finished since the last confirmation."""
         if self.told != (self.files, self.bytes):
             say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
             self.told, self.bad = (self.files, self.bytes), []
@@ -141,13 +141,13 @@ class Agent:
     # ----------------------------------------------------------------------------------------------------------- files
 
     def enter(self, name: str) -> str:
-        """Open a file's folder as `at`, created if it is missing, and return the name in it.
+        """Open a file's folder as `at`, and create it if necessary. Return the file's name in the folder.
 
-        Raises `ValueError` for a name or link that leaves the root.
+        Raises `ValueError` for a name or link that points outside the root.
         """
         folder, _, last = name.rpartition("/")
         if last in ("", ".", "..") or "\0" in last or name.startswith("/"):
-            raise ValueError(f"the name {name!r} leaves the folder")
+            raise ValueError(f"the name {name!r} is outside the folder")
         if folder != self.folder or self.at < 0:
             at = self.open_folder(name.split("/")[:-1])
             self.leave()
@@ -157,7 +157,7 @@ class Agent:
     def open_folder(self, parts: list[str]) -> int:
         """Return the descriptor of a folder under the root; links are not followed, and missing folders are created."""
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise ValueError(f"the name {'/'.join(parts)!r} leaves the folder")
+            raise ValueError(f"the name {'/'.join(parts)!r} is outside the folder")
         at, path = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.root
         try:
             for part in parts:
@@ -182,13 +182,13 @@ class Agent:
             self.at = -1
 
     def part_of(self, last: str, key: str) -> str:
-        """Return the name of a file's part."""
+        """Return the name of a file's part file."""
         if not key.isalnum():
-            raise ValueError(f"the key {key!r} is not plain")
+            raise ValueError(f"the key {key!r} is not alphanumeric")
         return f".{last[:60]}.{key}.part"
 
     def note(self, name: str) -> None:
-        """Record a file to make durable; more than `MANY` are synced together by their file system."""
+        """Record a file for `sync`. More than `MANY` files are synced together."""
         if len(self.written) <= MANY:
             self.written.append(self.root + "/" + name)
 
@@ -203,7 +203,7 @@ class Agent:
         return found
 
     def take_files(self, head: int) -> None:
-        """Receive a batch of small files; `head` is the size of its header in bytes."""
+        """Receive a batch of small files. `head` is the size of the batch's header in bytes."""
         words = os.fsdecode(bytes(self.take(head))).split("\0")
         for name, size, sha256 in zip(words[::3], words[1::3], words[2::3]):  # noqa: B905
             last, content = self.enter(name), self.take(int(size))
@@ -229,7 +229,7 @@ class Agent:
             raise
 
     def part(self, name: str, size: int, key: str, offset: int) -> None:
-        """Receive one file, or the rest of one, piece by piece."""
+        """Receive one file, or the bytes after `offset`, piece by piece."""
         last = self.enter(name)
         part = self.part_of(last, key)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.at)
@@ -239,7 +239,7 @@ class Agent:
             except BlockingIOError:
                 raise StillWritten from None
             except OSError:
-                pass  # a file system without locks
+                pass  # the file system does not support locks
             if os.fstat(fd).st_size != offset:
                 raise StillWritten
             sha, at, flushed = hashed(fd), offset, offset
@@ -262,7 +262,7 @@ class Agent:
                         write(fd, piece)
                 at += count
                 if at - flushed >= FLUSH_BYTES and hasattr(os, "posix_fadvise"):
-                    # Linux starts writing back a range marked as not needed, which shortens the final sync.
+                    # Linux starts to write a range to disk when it is marked as not needed, so the sync is shorter.
                     os.posix_fadvise(fd, flushed, at - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = at
             right = at == size and sha.hexdigest() == word.decode("ascii")
@@ -276,7 +276,7 @@ class Agent:
             self.bad.append(self.files)
 
     def state(self, name: str, size: int, key: str) -> list[Any]:
-        """Return whether a file of this size is present, and the size of its part."""
+        """Return whether a file of this size exists, and the size of its part."""
         last = self.enter(name)
         return [size_of(last, self.at) == size, max(size_of(self.part_of(last, key), self.at), 0)]
 
@@ -292,7 +292,7 @@ class Agent:
             os.close(fd)
 
     def sync(self) -> None:
-        """Make written files durable: a few one by one, many with one `os.sync`."""
+        """Sync the written files: a few one by one, many with one `os.sync`."""
         if len(self.written) > MANY:
             os.sync()
         else:

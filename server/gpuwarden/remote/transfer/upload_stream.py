@@ -1,11 +1,11 @@
-"""Push files as one stream to an agent on the machine (`upload_agent`), which confirms written files. Blocking.
+"""Push files as one stream to an agent on the machine (`upload_agent`), which confirms them. All calls block.
 
-Each side reads every byte once: this side hashes a file while it sends it, the agent while it writes it. The file
-gets its name on the machine when both digests are equal. A file that may already be there is compared first.
+Each side reads every byte once: this side hashes a file while sending, the agent while writing. The file is renamed on
+the machine if both digests are equal. A file that may already exist there is compared first.
 
-Bytes in flight are lost if the connection is cut. The number of unconfirmed bytes is therefore limited to a share of
-the bytes that the connection has transferred: an eighth at first, to fill a path with high latency quickly, and a
-fortieth after a cut.
+Bytes that were sent but not confirmed are lost with the connection. Their number is therefore limited to a share of the
+bytes transferred over the connection: an eighth at first, for a fast start with high latency, and a fortieth after a
+connection was lost.
 
 Small files are sent in batches, and are read and hashed during the login.
 """
@@ -43,7 +43,7 @@ SHARE: Final = 40
 TRUSTING_SHARE: Final = 8
 SYNC_S: Final = 600.0
 HASH_BYTES_S: Final = 20e6
-"""The lowest hash rate that the sender waits for; a disk across a slow network may be slower."""
+"""The lowest hash rate for which the sender waits, in bytes per second. A network disk may be slower."""
 END_S: Final = 1.0
 _PIECE: Final = 1 << 18
 _HEADER: Final = 16
@@ -54,8 +54,8 @@ _ZEROS: Final = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One file to push: its name in the remote folder, its local path, its size in bytes, its time of last write, and
-    its identity.
+    """One file to push: the name in the remote folder, the local path, the size in bytes, the mtime, and the file's
+    identity.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return the key in the part's name. The key differs between versions of the file."""
+        """Return the key in the name of the part file. Each version of the file has another key."""
         identity = f"{self.name}\0{self.size}\0{self.mtime_ns}".encode("utf-8", "surrogatepass")
         return hashlib.sha256(identity).hexdigest()[:16]
 
 
 def row(name: str, path: Path) -> Row:
-    """Return the row of one file. Raises `BadRequest` for a link, a device or a name that leaves the folder."""
+    """Return the row of one file. Raises `BadRequest` for a link, a device or a name outside the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is an absolute path", "Use names relative to the folder.")
     check_name(name, windows=False)
@@ -81,7 +81,7 @@ def row(name: str, path: Path) -> Row:
     except OSError:
         info = None
     if info is None or not stat.S_ISREG(info.st_mode):
-        with open_regular(path) as file:  # raises the error with the reason
+        with open_regular(path) as file:  # raises an error with the reason
             info = os.fstat(file.fileno())
     return Row(name, path, info.st_size, info.st_mtime_ns, identity_of(info))
 
@@ -105,11 +105,11 @@ class Counts:
     begun: set[str] = field(default_factory=set)
     landed: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
-    """Names of files that arrived with a wrong digest once."""
+    """The names of files that arrived with a wrong digest."""
 
 
 class UploadStream:
-    """The part of a push over one connection."""
+    """One connection of a push."""
 
     def __init__(self, session: Session, folder: str, counts: Counts, stall_s: float) -> None:
         self.session, self.folder, self.counts, self.stall_s = session, folder, counts, stall_s
@@ -126,7 +126,7 @@ class UploadStream:
         return self._confirmed > 0 or self._bytes > 0
 
     def run(self, rows: Sequence[Row], check_room: Callable[[dict[str, Any]], None]) -> None:
-        """Send the missing files and make them durable."""
+        """Send the missing files, and sync them on the machine."""
         small = [entry for entry in rows if entry.size <= SMALL_BYTES]
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(self.session.start, None)
@@ -147,8 +147,8 @@ class UploadStream:
         self._next("synced", SYNC_S, sum(entry.size for entry in self._rows))
         if self._confirmed < len(self._rows):
             raise BadReply("the machine confirmed fewer files than were sent to it", "Push again.")
-        # The agent gets a moment to exit by itself, because killing the agent takes longer than pushing a small file.
-        # All files are confirmed by now, so errors are ignored here.
+        # Wait briefly for the agent to exit, because killing it takes longer than pushing a small file. Errors are
+        # ignored, because all files have been confirmed.
         self.session.end_input()
         with suppress(TimeoutError, WardenError):
             if not self.session.read_into(self._buffer, END_S):
@@ -157,7 +157,7 @@ class UploadStream:
     # ---------------------------------------------------------------------------------------------- present files
 
     def _present(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Record the files that are already present, by digest; return the size of each part, by name."""
+        """Record the files that already exist with the right digest. Return the sizes of parts, by name."""
         offsets: dict[str, int] = {}
         same: list[Row] = []
         for some in _chunks(rows, ASK):
@@ -186,7 +186,7 @@ class UploadStream:
     # ------------------------------------------------------------------------------------------------------ sending
 
     def _read_ahead(self, rows: Sequence[Row], enough: Callable[[], bool]) -> None:
-        """Read small files during the login, until `enough` returns True or `READ_AHEAD` bytes are read."""
+        """Read small files during the login, until `enough` returns True or `READ_AHEAD` bytes were read."""
         left = READ_AHEAD
         for entry in rows:
             if enough() or (left := left - entry.size) < 0:
@@ -231,7 +231,7 @@ class UploadStream:
             self._send_pieces(entry, file, offset)
 
     def _send_pieces(self, entry: Row, file: BufferedReader, offset: int) -> None:
-        """Send a file from `offset`; send only the length of a hole."""
+        """Send a file from `offset`. For a hole, only the length is sent."""
         sha, fd, room = hashlib.sha256(), file.fileno(), memoryview(bytearray(_HEADER + _PIECE))
         buffer = room[_HEADER:]
         at = 0
@@ -293,17 +293,17 @@ class UploadStream:
         if self._waiting:
             data, self._waiting = self._waiting, bytearray()
             if not self.session.send(data, self.stall_s):
-                self._read_answers(1.0)  # the agent may have reported an error before it ended
+                self._read_answers(1.0)  # the agent may have reported an error before it exited
 
     def _stalled(self) -> Unreachable:
-        return Unreachable(f"the machine confirmed no byte for {self.stall_s:g} s", "Push again.")
+        return Unreachable(f"the machine confirmed no data for {self.stall_s:g} s", "Push again.")
 
     # ------------------------------------------------------------------------------------------------ confirmations
 
     def _next(self, kind: str, patience_s: float = 0.0, size: int = 0) -> dict[str, Any]:
-        """Return the next answer that has the key `kind`; earlier confirmations are counted.
+        """Return the next reply that has the key `kind`. Confirmations before it are counted.
 
-        Other lines extend the wait, up to the time that a machine may need to hash `size` bytes.
+        Any other line restarts the timeout, but the total wait is limited by the time to hash `size` bytes.
         """
         patience_s = max(self.stall_s, patience_s)
         end = time.monotonic() + patience_s
@@ -327,7 +327,7 @@ class UploadStream:
             return []
         if not count:
             self.session.finish()
-            raise BadReply("the agent on the machine ended without an answer", "Push again.")
+            raise BadReply("the agent on the machine exited without a reply", "Push again.")
         self._answer += self._buffer[:count]
         *lines, rest = bytes(self._answer).split(b"\n")
         self._answer = bytearray(rest)
@@ -408,7 +408,7 @@ def _read_at(file: BufferedReader, at: int, piece: memoryview) -> int:
 
 
 def _extents(fd: int, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield the end offset of each stretch of a file, and whether the stretch is a hole."""
+    """Yield the end offset of each range of a file, and whether the range is a hole."""
     at = 0
     if hasattr(os, "SEEK_HOLE") and os.fstat(fd).st_blocks * 512 < size:
         while at < size:

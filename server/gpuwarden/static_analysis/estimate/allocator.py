@@ -1,4 +1,4 @@
-"""Simulate PyTorch's caching allocator for CUDA: the card's memory that it reserves for a sequence of tensors.
+"""Simulate PyTorch's caching allocator for CUDA to find how much memory it reserves for a sequence of tensors.
 
 The allocator reserves segments of the card's memory, splits them into blocks, and keeps freed blocks for later tensors.
 Because of holes that no tensor fits into, a run needs more memory than its tensors. The rules are those of
@@ -25,7 +25,7 @@ class CardFull(Exception):
 
 
 class Block:
-    """A part of a segment: one tensor's, or free."""
+    """A part of a segment, which contains one tensor or is free."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
 
@@ -36,7 +36,7 @@ class Block:
 
 
 class CachingAllocator:
-    """The bytes of tensors (`allocated`) and of the allocator's segments (`reserved`): current values and peaks."""
+    """Count the bytes of tensors (`allocated`) and of segments (`reserved`): the current values and the peaks."""
 
     def __init__(self, limit: float = float("inf")) -> None:
         self.limit = limit
@@ -48,7 +48,7 @@ class CachingAllocator:
         self._segments = 0
 
     def take(self, size: int) -> Block:
-        """Return a block of `size` bytes: the smallest free one, or one of a new segment. Raises CardFull."""
+        """Return a block of `size` bytes: the smallest free block, or one in a new segment. Raises CardFull."""
         size = max(1, -(-size // _SMALLEST)) * _SMALLEST
         small = size <= _SMALL
         free = self._free[small]
@@ -68,7 +68,7 @@ class CachingAllocator:
         return block
 
     def give(self, block: Block) -> None:
-        """Free a block, and merge it with free neighbours."""
+        """Free a block, and merge it with adjacent free blocks."""
         self.allocated -= block.size
         if block.after and block.after.free:
             self._join(block, block.after, gone=block.after)

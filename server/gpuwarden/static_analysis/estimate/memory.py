@@ -1,7 +1,8 @@
-"""Count the memory of a training step by formula, part by part, from the model's shape and the settings.
+"""Estimate the memory of a training step by formula, part by part, from the model's shape and the settings.
 
-`parts` counts them. The parts that follow from counts alone are nearly exact. The others depend on versions and
-kernels, so the interval is wide enough for the published peaks of `published.py`, except for the `unseen` ones.
+`parts` counts the bytes of each part. Weights, gradients and optimizer states are nearly exact. The other parts depend
+on versions and kernels, so the interval was chosen to contain the published peaks of `published.py`; the `unseen` ones
+were not used for that.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ GB: Final = 1e9
 Counted: TypeAlias = Literal["allocated", "reserved", "occupied"]
 """The memory that a peak includes: PyTorch's tensors, its allocator's blocks, or all used memory of the card."""
 CONTEXT_GB: Final = (0.35, 1.2)
-"""CUDA's context and libraries, which PyTorch does not count."""
+"""Memory of CUDA's context and libraries, which PyTorch does not count."""
 _NCCL_GB: Final = 0.8
-"""Buffers of NCCL with several cards, which PyTorch does not count either."""
+"""Memory of NCCL's buffers on several cards, which PyTorch does not count."""
 _KEPT: Final = (0.8, 1.4)
 """Lowest and highest ratio of measured to counted activations in `home` runs without recomputation."""
 _INPUTS: Final = (0.95, 1.1)
-"""The same ratio for the layers' inputs, the only activations that are kept with recomputation."""
+"""Lowest and highest ratio for the layers' inputs, which are the only activations that recomputation keeps."""
 _LAYER: Final = (0.75, 1.4)
-"""The same ratio for one layer's activations and gradients, and for temporaries."""
+"""Lowest and highest ratio for one layer's activations and gradients, and for temporaries."""
 _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.4)}
-"""The same ratio for the logits. The shifted logits may be a copy, each with a gradient: 20 bytes for each."""
+"""Lowest and highest ratio for the logits. The shifted logits may be a copy, and both have a gradient: 20 bytes per
+logit.
+"""
 _LOGITS_HALF: Final = 0.55
 """The lowest ratio in 16 bits: a script's own loss may keep the logits in that type (`cross_entropy` of torch computes
 in it), while transformers converts them to 32 bits (`ForCausalLMLoss`)."""
 _WIDENED: Final = 1.7
-"""The highest ratio with a quantized base: peft converts tables and norms to 32 bits, and with them everything that
-passes through the layers (`prepare_model_for_kbit_training`)."""
+"""The highest ratio with a quantized base: peft converts tables and norms to 32 bits, so that all activations between
+the layers have 32 bits (`prepare_model_for_kbit_training`)."""
 _CHUNK: Final = 1024
 """Tokens in a chunk of a fused loss, if the number is fixed."""
 _CHANGING = 2.5
@@ -42,10 +45,11 @@ _CHANGING = 2.5
 
 
 _HOLES: Final = 0.35
-"""The largest extra share of temporary memory in the allocator's blocks: those of the backward pass don't all fit the
-optimizer's step, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
+"""The largest share by which the allocator's blocks exceed temporary tensors: the optimizer's step can't use all blocks
+of the backward pass, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
 _STASHED: Final = 5
-"""Layers' inputs that wait on the card while activations are offloaded (`max_fwd_stash_size` of torchtune and TRL)."""
+"""The number of layers whose inputs are still on the card while activations are offloaded (`max_fwd_stash_size` of
+torchtune and TRL)."""
 
 
 def memory(run: Run, counted: Counted = "occupied") -> tuple[float, float]:
@@ -69,12 +73,12 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
     shorter = parts_of(run.model_copy(update={"length": max(1, round((run.length or 1024) * 0.85))}))
     least = shorter if run.padded else parts
     if run.checkpointing is not False:
-        least = replace(least, casts=0.0)  # they end with the forward pass
+        least = replace(least, casts=0.0)  # the casts are freed after the forward pass
     fewest, most = _KEPT if run.checkpointing is False else _INPUTS
     if run.checkpointing is False and (run.quantized or run.attention == "eager"):
-        most = 2.1  # kernels that keep their inputs, or scores in 32 bits
+        most = 2.1  # some kernels keep their inputs, or attention scores in 32 bits
     if run.form.kind == "pair":
-        fewest *= 0.4  # the decoder's text may be a few tokens: count the encoder's layers alone
+        fewest *= 0.4  # the decoder's text may have only a few tokens, so only the encoder's layers are counted
     thin, thick = _LOGITS[run.loss]
     thick = max(thick, _WIDENED) if run.quantized else thick
     if run.loss == "plain" and run.weights == "half":
@@ -85,13 +89,13 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
         slack = 0.5 * GB + _HOLES * (passing + parts.step)
         changing = _CHANGING if run.padded else 1.0
     low = (0.97 if run.method == "full" else 0.96) * parts.kept
-    # An engine's own AdamW makes no lists, and older versions of peft keep adapters in 16 bits.
+    # An engine's own AdamW does not use lists of tensors, and older versions of peft keep adapters in 16 bits.
     low += least.moving(fewest, _LAYER[0], thin, 0.0 if run.master_weights else 1.0 if run.method == "full" else 0.6)
     high = (1.12 if run.zero == 3 else 1.03) * parts.kept + slack
-    # Copies of weights do not depend on the length.
+    # The size of the copied weights does not depend on the length.
     high += changing * replace(parts, casts=parts.casts / changing).moving(most, _LAYER[1], thick)
     high += _extras(run, parts)
-    if run.quantized and run.method != "full":  # at most as much as the same run with a base in 32 bits
+    if run.quantized and run.method != "full":  # the same run with a base in 32 bits needs at least as much
         whole = run.model_copy(update={"method": "lora", "bits": None, "weights": "float32"})
         high = min(high, _bounds(whole, "reserved" if counted == "occupied" else counted)[1])
     if counted == "occupied":
@@ -103,20 +107,20 @@ def _extras(run: Run, parts: Parts) -> float:
     """Return the extra bytes that only some versions of trainers and engines need."""
     shape, extra = run.form, 0.0
     head = shape.vocabulary * shape.width
-    if run.zero == 3:  # most trainers gather both token tables at once, and their gradients
+    if run.zero == 3:  # most trainers gather both token tables and their gradients at once
         extra += (6.0 if run.method == "full" else 2.0) * max(0, shape.embeddings - head)
     if run.master_weights:
-        extra += 0.2 * parts.states  # flat buffers of an engine
-    if run.quantized:  # scales and zero points, a matrix that is unpacked, and tables that peft makes 32 bits wide
+        extra += 0.2 * parts.states  # the engine's flat buffers
+    if run.quantized:  # scales, zero points, an unpacked matrix, and the token tables, which peft converts to 32 bits
         extra += 0.06 * shape.linear_weights + 4.0 * shape.width * shape.feed_forward
         extra += 2.0 * shape.embeddings
     if "activations" in run.offload:
         extra += _STASHED * 2.0 * run.tokens * shape.width
     if run.trains_embeddings and shape.tied and run.method != "full":
-        extra += 14.0 * head  # peft copies each module that it saves whole, a tied table twice (`ModulesToSaveWrapper`)
+        extra += 14.0 * head  # `ModulesToSaveWrapper` of peft copies each module, and a tied table twice
     if run.loss == "fused":
         extra += 12.0 * min(run.tokens, _CHUNK) * shape.vocabulary
-    if run.gpus > 1 and not run.zero:  # buckets, in which whole gradients are summed over the cards
+    if run.gpus > 1 and not run.zero:  # the buckets in which gradients are summed over the cards
         extra += parts.gradients
     return extra
 
@@ -134,7 +138,7 @@ def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
 
 
 def compared(runs: Sequence[Measured]) -> str:
-    """Return the end of a derivation: the number of measured runs that it was compared with."""
+    """Return the last part of a derivation: the number of measured runs that the estimate was compared with."""
     return f"; compared with {len(runs)} measured runs, to {max(m.date for m in runs)}" if runs else ""
 
 

@@ -1,7 +1,7 @@
 """Count the bytes of a training step part by part, from the model's shape and the settings.
 
-Weights, gradients and optimizer follow from counts alone; activations are counted per token and layer as autograd keeps
-them (arXiv:2205.05198, for flash attention arXiv:2205.14135).
+Weights, gradients and optimizer states depend only on the number of parameters. Activations are counted per token and
+layer as autograd keeps them (arXiv:2205.05198, for flash attention arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ STATES: Final = {
     "galore": 0.6,
     "apollo": 0.1,
 }
-"""Numbers that an optimizer keeps for each trained one, in the type of the weights; of 32 bits for the 8-bit ones."""
+"""The number of values that an optimizer keeps per trained parameter, in the type of the weights. For 8-bit optimizers,
+it is the number of 32-bit values."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The bytes of a step by purpose; activations and logits at their usual size."""
+    """The bytes of each part of a step, with activations and logits at their usual size."""
 
     weights: float
     gradients: float
     states: float
     activations: float
     layer: float
-    """One layer's activations with their gradients, if they are recomputed."""
+    """The activations of one layer and their gradients, if activations are recomputed."""
     logits: float
     step: float
     """Temporaries of the optimizer's step."""
@@ -47,11 +48,11 @@ class Parts:
 
     @property
     def kept(self) -> float:
-        """Return the bytes that stay from step to step, including gradients."""
+        """Return the bytes that remain allocated between steps, including gradients."""
         return self.weights + self.gradients + self.states
 
     def moving(self, activations: float, layer: float, logits: float, step: float = 1.0) -> float:
-        """Return the bytes on top of `kept` at the peak, with the counts multiplied by these shares.
+        """Return the bytes in addition to `kept` at the peak, with the counts multiplied by these factors.
 
         The peak is at the beginning of the backward pass, at its end, or in the optimizer's step.
         """
@@ -65,19 +66,19 @@ def parts_of(run: Run) -> Parts:
     trained = run.trained
     stored, kind = _weight_bytes(run), 4.0 if run.weights == "float32" else 2.0
     if run.method != "full":
-        kind = 4.0 if run.weights == "float32" else 3.0  # peft keeps adapters in 32 bits since 0.12, others in 16
+        kind = 4.0 if run.weights == "float32" else 3.0  # since 0.12, peft keeps adapters in 32 bits; others use 16
     states = STATES.get(run.optimizer, 2.0) * trained * (4.0 if "8bit" in run.optimizer or run.master_weights else kind)
     states += trained * 4.0 if run.master_weights else 0.0
     head = shape.vocabulary * shape.width
     gradients = trained * kind
-    if run.layerwise:  # the token table's gradient is the largest; a tied table waits for both of its uses
+    if run.layerwise:  # the token table's gradient is the largest; a tied table keeps it for both uses
         gradients = min(gradients, (head + shape.layer_weights) * kind)
     if run.optimizer.startswith("paged") or "optimizer" in run.offload:
         states = 0.0
     sharded = shares if run.zero >= 1 else 1
     weights = 0.0 if "weights" in run.offload else stored / (shares if run.zero == 3 else 1)
     gathered = (2 * shape.layer_weights + head) * 2.0 if run.zero == 3 else 0.0
-    # A sharded layer's gradient is whole until it is summed over the cards, and so is the buffer sent for the sum.
+    # The gradient of a sharded layer is unsharded until it is summed over the cards, and so is the buffer of the sum.
     whole = (6.0 if run.weights == "float32" else 4.0) if run.zero == 3 and run.method == "full" else 0.0
     kept, recomputed = _activations(run)
     casts = run.weights == "float32" and run.compute == "half" and run.quantized is None and run.zero < 3
@@ -107,13 +108,13 @@ def _step(run: Run, kind: float) -> float:
 
 
 def _weight_bytes(run: Run) -> float:
-    """Return the bytes of all weights. Quantization leaves the token tables and the norms as they are."""
+    """Return the bytes of all weights. Quantization does not change the token tables and the norms."""
     shape, wide = run.form, 4.0 if run.weights == "float32" else 2.0
     bits = run.quantized
     base = run.params * wide
     if bits is not None:
         tables = shape.embeddings
-        base = (run.params - tables) * (bits / 8 + 0.06) + tables * 2.0  # with the scales of each block
+        base = (run.params - tables) * (bits / 8 + 0.06) + tables * 2.0  # including the scales of each block
     if run.task == "dpo" and run.method == "full":
         base *= 2  # the reference model
     extra = run.adapter_weights * (4.0 if run.weights == "float32" else 3.0) if run.method != "full" else 0.0
@@ -123,24 +124,24 @@ def _weight_bytes(run: Run) -> float:
 
 
 def _activations(run: Run) -> tuple[float, float]:
-    """Return the bytes of activations when the backward pass begins, and of those that one layer recomputes."""
+    """Return the bytes of activations when the backward pass begins, and those that one layer recomputes."""
     shape, layer = run.form, _layer_bytes(run)
     blocks = shape.blocks * (1.25 if shape.kind == "pair" else 1.0)
     if run.checkpointing is False:
         return run.tokens * blocks * layer, 0.0
-    # Full sharding casts a layer's inputs too; autocast leaves the sum that passes through the layers in 32 bits.
+    # Full sharding also casts a layer's inputs; autocast leaves the residual stream in 32 bits.
     stream = 4.0 if run.weights == "float32" and (run.zero < 3 or run.compute == "float32") else 2.0
     boundary = 0.0 if "activations" in run.offload else blocks * shape.width * stream
     return run.tokens * boundary, run.tokens * 1.5 * layer
 
 
 def _layer_bytes(run: Run) -> float:
-    """Return the bytes that autograd keeps of one layer for one token."""
+    """Return the bytes that autograd keeps per token in one layer."""
     s, c = run.form, 2.0 if run.compute == "half" else 4.0
     queries, values = s.heads * s.head_width, s.kv_heads * s.head_width
     norms = (1 if s.parallel else 2) * s.width * ((4.0 + c) if s.gated else 2 * c)
     if run.weights == "float32" and run.compute == "half" and run.zero < 3:
-        norms = (1 if s.parallel else 2) * s.width * 10.0  # autocast norms in 32 bits, and casts the result
+        norms = (1 if s.parallel else 2) * s.width * 10.0  # autocast computes norms in 32 bits and casts the result
     attention = c * (2 * queries + 2 * values)
     if run.attention == "eager":
         attention += s.heads * (run.length or 1024) * (2 * c + 1)
@@ -153,7 +154,7 @@ def _layer_bytes(run: Run) -> float:
     if run.quantized:
         feed_forward += 0.5 * c * (2 * s.width + inner)  # kernels of some versions keep their inputs
     adapters = 0.0
-    if run.method != "full":  # inputs of the adapters; with dropout a copy and a mask
+    if run.method != "full":  # the inputs of the adapters; with dropout, also a copy and a mask
         inputs = sum(s.width for t in run.targets if t != "mlp") + ("mlp" in run.targets) * (2 * s.width + inner)
         adapters = 0.5 * (c + 1) * inputs
     dropout = 2 * s.width * (c + 1) if s.kind != "decoder" else 0.0

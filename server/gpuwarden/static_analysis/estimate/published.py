@@ -1,8 +1,8 @@
-"""Read the published peaks and speeds that the estimates are compared with: settings, figure, source and date of each.
+"""Read the published peaks and speeds that the estimates are compared with, each with its settings, source and date.
 
 `references/published-runs.json` contains the models' shapes, the sources and the runs. The constants were fitted to the
-`home` sources. The `former` sources were unseen until 2026-11-23; their misses were studied since. The settings of an
-`unseen` source were written down before any of its runs was estimated.
+`home` sources. The `former` sources were `unseen` ones until 2026-11-23; the wrong estimates of their runs have been
+examined since then. The settings of an `unseen` source were written down before any of its runs was estimated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Source(Frozen):
 
 
 class Published(Frozen):
-    """One run: its settings, and the peak in 10^9 bytes or the speed of each GPU that was published."""
+    """One run: its settings, and the published peak in 10^9 bytes or the published speed of each GPU."""
 
     source: str
     split: Split
@@ -59,7 +59,7 @@ class Published(Frozen):
 
 
 class PublishedPace(Frozen):
-    """Steps and seconds of a run at its first reports and at its end."""
+    """Steps and seconds of a run in its first log lines and at its end."""
 
     source: str
     run: str
@@ -80,7 +80,7 @@ def published_sources() -> dict[str, Source]:
 
 
 def published_paces() -> tuple[PublishedPace, ...]:
-    """Return the runs whose first reports and whole time are published."""
+    """Return the runs whose first log lines and total time are published."""
     return tuple(PublishedPace.model_validate(entry) for entry in _table()["paces"])
 
 
@@ -99,7 +99,7 @@ def _published(
     if shape is None:
         raise ValueError(f"the shape of {entry['model']} can't be read")
     given: dict[str, Any] = {name: value for name, value in entry.items() if name in _AS_GIVEN}
-    foreach = entry.get("foreach", True)  # most trainers' versions at that time step over lists of tensors
+    foreach = entry.get("foreach", True)  # at that time, AdamW worked on lists of tensors in most trainers
     run = Run(
         params=round(shape.parameters),
         shape=shape,

@@ -15,14 +15,14 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.static_analysis.estimate.allocator import Block, CachingAllocator, CardFull
 
 DEPTH: Final = 5
-"""Layers of a trace: two at each end, which may differ by their neighbours, and a middle one, which is repeated."""
+"""Layers of a trace: two at each end, which may differ from the others, and a middle one, which is repeated."""
 _OUTSIDE: Final = -1
 _STEPS: Final = 3
 Name: TypeAlias = tuple[str, int, int]
 
 
 class Segment(Frozen):
-    """A part of a step in one layer, or outside all layers (-1): names and sizes of tensors, size 0 if one is freed."""
+    """A part of a step in one layer, or outside all layers (-1): names and sizes of tensors, where size 0 frees one."""
 
     part: str
     layer: int
@@ -30,7 +30,7 @@ class Segment(Frozen):
 
 
 class Sizes(Frozen):
-    """Bytes of each parameter, outside the layers and in each traced layer."""
+    """Bytes of each parameter: outside the layers, and in each traced layer."""
 
     outside: tuple[int, ...]
     layers: tuple[tuple[int, ...], ...]
@@ -44,7 +44,7 @@ class Sizes(Frozen):
 
 
 class Trace(Frozen):
-    """The child's response: all parameters, the trained ones, and the segments of one or two batches."""
+    """The response of the child process: all parameters, the trained ones, and the segments of one or two batches."""
 
     by: str
     weights: Sizes
@@ -94,13 +94,13 @@ def deepened(step: Sequence[Segment], depth: int, layers: int) -> Iterator[tuple
                 yield (part, of, number), size
             elif of > middle or layer > middle:
                 yield (part, of + more, number), size
-            else:  # outside the layers, the middle layer's tensors are freed in all copies together
+            else:  # tensors of the repeated layer that are freed outside the layers are freed in all copies
                 for copy in range(more + 1) if layer == _OUTSIDE else (0,):
                     yield (part, of + copy, number), size
 
 
 def replay(trace: Trace, layers: int, limit: float, *, foreach: bool) -> Peak:
-    """Return the peak of a training with `layers` layers on a card of `limit` bytes.
+    """Return the peak memory of a training run with `layers` layers on a card of `limit` bytes.
 
     `foreach` is AdamW over lists of tensors, which needs another copy of the gradients. A run that does not fit is
     replayed without a limit.

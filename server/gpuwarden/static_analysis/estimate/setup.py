@@ -15,13 +15,15 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
 Method: TypeAlias = Literal["full", "lora", "qlora"]
 Attention: TypeAlias = Literal["eager", "sdpa", "flash"]
 Loss: TypeAlias = Literal["plain", "chunked", "fused"]
-"""All logits in 32 bits, in 16 bits with chunks in 32, or only those of a chunk of tokens."""
+"""`plain`: all logits in 32 bits. `chunked`: all in 16 bits, and a chunk in 32. `fused`: only those of a chunk of
+tokens.
+"""
 
 PICTURE_TASKS: Final = frozenset({"detection", "classification", "segmentation"})
 PAIRED_TASKS: Final = frozenset({"dpo", "orpo", "cpo", "reward"})
 """Preference methods: each sample is two sequences."""
 _SMALL_BATCH: Final = 32
-"""Default mini-batch of sentence-transformers' losses that cache gradients, in rows."""
+"""Rows in the default mini-batch of the sentence-transformers losses that cache gradients."""
 ADAPTED_MODULES: Final = {
     "q": ("q_proj", "query", "q"),
     "k": ("k_proj", "key", "k"),
@@ -55,13 +57,13 @@ class Interval(Frozen):
 
 
 class Run(Frozen):
-    """The inputs of the estimates. None means unknown: the trainer's default, or a wider interval."""
+    """The inputs of the estimates. For None (unknown), the trainer's default is used, or the interval is wider."""
 
     params: int
     shape: Shape | None = None
     method: Method = "full"
     unsure: bool = False
-    """An unknown condition decides between `method` and full training."""
+    """The run uses `method` or full training, depending on a condition that is unknown."""
     task: str = "sft"
     batch: int | None = None
     accumulate: int = 1
@@ -71,11 +73,11 @@ class Run(Frozen):
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW steps in one kernel; False if it works on lists, which needs a copy of the gradients."""
+    """AdamW updates in one kernel; False if it works on lists of tensors, which needs a copy of the gradients."""
     layerwise: bool = False
-    """Each gradient is used and dropped during the backward pass."""
+    """Each gradient is applied and freed during the backward pass."""
     weights: Literal["float32", "half"] | None = None
-    """The type that trained or frozen weights are loaded in; quantized weights have `bits`."""
+    """The type in which trained or frozen weights are loaded; for quantized weights, see `bits`."""
     compute: Literal["float32", "half"] = "half"
     bits: int | None = None
     rank: int = 16
@@ -99,7 +101,7 @@ class Run(Frozen):
 
     @property
     def sequences(self) -> int:
-        """Return the sequences in one sample."""
+        """Return the number of sequences in one sample."""
         return 2 if self.task in PAIRED_TASKS else 1
 
     @property
@@ -109,17 +111,17 @@ class Run(Frozen):
 
     @property
     def quantized(self) -> int | None:
-        """Return the bits of the frozen base's weights, None if they are not quantized."""
+        """Return the bits of the frozen base's weights, or None if they are not quantized."""
         return self.bits or (4 if self.method == "qlora" else None)
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of one forward pass, each row counted at its full length."""
+        """Return the number of tokens in one forward pass, with each row counted at its full length."""
         return (self.batch or 4) * (self.length or 1024) * self.sequences
 
     @property
     def adapter_weights(self) -> float:
-        """Return the parameters of the adapters."""
+        """Return the number of parameters of the adapters."""
         s = self.form
         queries, values = s.heads * s.head_width, s.kv_heads * s.head_width
         sides = {
@@ -134,7 +136,7 @@ class Run(Frozen):
 
     @property
     def trained(self) -> float:
-        """Return the parameters that get gradients."""
+        """Return the number of parameters that get gradients."""
         if self.method == "full":
             return self.params * self.trained_share
         return self.adapter_weights + (self.form.embeddings if self.trains_embeddings else 0)
@@ -146,7 +148,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
     task = min(uses.methods, default="sft" if causal else "other")
     steps, epochs = _whole(uses.setting("max_steps")), uses.setting("num_train_epochs", 3)
     recomputes = uses.setting("gradient_checkpointing", True if uses.methods else None)
-    # The configuration's length, otherwise the largest length that is passed to a call, such as the tokenizer's.
+    # The length in the configuration, or else the largest length that is passed to a call, such as the tokenizer's.
     length = _whole(uses.setting("max_length", uses.setting("max_seq_length")))
     asked = [_whole(c.kwargs.get(name)) for c in uses.calls for name in ("max_length", "max_seq_length")]
     optimizer, layerwise = optimizer_of(uses.setting("optim"))
@@ -158,7 +160,7 @@ def run_of(uses: Uses, params: int, rows: int | None, gpus: int, shape: Shape | 
     packed = {b for b in (4, 8) for c in uses.calls if c.kwargs.get(f"load_in_{b}bit") is True}
     bits = min(packed | {b for b in (4, 8) if uses.setting(f"load_in_{b}bit") is True}, default=None)
     method = method_of(uses)
-    # A loss that caches gradients sends the rows through the model in small batches.
+    # A loss that caches gradients processes the rows in small batches.
     rows_at_once = [_positive(uses.setting("per_device_train_batch_size", 8))]
     losses = [c for c in uses.calls if c.last.startswith("Cached") and c.last.endswith("Loss")]
     rows_at_once += [_positive(c.get("mini_batch_size", default=_SMALL_BATCH)) for c in losses]
@@ -222,7 +224,7 @@ def adapters_of(uses: Uses) -> Method:
 
 
 def optimizer_of(name: Any) -> tuple[str, bool]:
-    """Return the family of an optimizer's name, and whether it works layer by layer."""
+    """Return the family of an optimizer, given its name, and whether it works layer by layer."""
     text = name.lower() if isinstance(name, str) else "adamw"
     family = next((f for f in ("galore", "apollo", "adafactor", "lomo", "sgd", "lion", "muon") if f in text), "adamw")
     eight = family in {"adamw", "lion"} and ("8bit" in text or "bnb_8" in text)
@@ -238,8 +240,8 @@ def fused_of(name: Any) -> bool | None:
 def _weights(uses: Uses) -> Literal["float32", "half"] | None:
     """Return the type that weights are loaded in.
 
-    transformers 5 takes the checkpoint's own ("auto"), 16 bits for most models. trl loads a model that is given by its
-    name in 32 bits unless `model_init_kwargs` sets another type.
+    transformers 5 uses the checkpoint's own type ("auto"), which has 16 bits for most models. If trl gets the name of a
+    model, it loads the model in 32 bits unless `model_init_kwargs` sets another type.
     """
     loads = [c for c in uses.calls if c.last == "from_pretrained" or c.last.endswith("Config")]
     given = [c.kwargs[name] for c in loads for name in ("dtype", "torch_dtype") if name in c.kwargs]

@@ -1,4 +1,4 @@
-"""Read a model's shape, the basis of the counts of memory and operations, from its config.json."""
+"""Read a model's shape, from which memory and operations are computed, from its config.json."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _PLAIN = frozenset({
     "gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2",
     "codegen", "t5", "bart", "vit", "wav2vec2", "whisper", "apertus", "arcee", "nemotron",
 })  # fmt: skip
-"""Families whose feed-forward part has two matrices; the others have a gate as a third."""
+"""Families whose feed-forward layers have two matrices; those of other families have a third one, the gate."""
 _ENCODERS = frozenset({
     "bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "camembert", "xlm-roberta", "mpnet",
     "modernbert", "vit",
 })  # fmt: skip
 _SINGLE_NORM = frozenset({"falcon", "phi", "gpt_neox", "gptj"})
-"""Families that run attention and the feed-forward part side by side, on the same normalised input."""
+"""Families that compute attention and the feed-forward layer in parallel, from the same normalized input."""
 
 _CLOSE = 0.01
-"""Largest relative difference between the parameters of a shape and of the files: biases and small norms."""
+"""Largest relative difference between a shape's number of parameters and that of the files, which also contain biases
+and small norms."""
 
 
 class Shape(Frozen):
-    """Layers, widths and vocabulary of a model. `kind`: a decoder, an encoder, or a pair of both."""
+    """Layers, widths and vocabulary of a model. `kind` is a decoder, an encoder, or a pair of both."""
 
     family: str
     kind: Literal["decoder", "encoder", "pair"]
@@ -59,11 +60,11 @@ class Shape(Frozen):
     shared_experts: int = 0
     dense_layers: int = 0
     bits: int | None = None
-    """Bits of a weight that is stored quantized."""
+    """Bits per weight if the weights are stored in quantized form."""
 
     @property
     def attention_weights(self) -> int:
-        """Return the weights of one layer's attention."""
+        """Return the number of weights of one layer's attention."""
         queries = self.heads * self.head_width
         return self.width * (2 * queries + 2 * self.kv_heads * self.head_width)
 
@@ -72,12 +73,12 @@ class Shape(Frozen):
 
     @property
     def layer_weights(self) -> float:
-        """Return the weights of one layer, with all experts."""
+        """Return the number of weights of one layer, with all experts."""
         return self.attention_weights + self._feed_forward_weights(self.experts) + 2 * self.width
 
     @property
     def active_layer_weights(self) -> float:
-        """Return the weights of one layer that one token passes through."""
+        """Return the number of weights of one layer that are used for one token."""
         return self.attention_weights + self._feed_forward_weights(self.active_experts)
 
     def _feed_forward_weights(self, experts: int) -> float:
@@ -89,30 +90,33 @@ class Shape(Frozen):
 
     @property
     def blocks(self) -> int:
-        """Return the layers of the whole model; a pair's decoder has a second attention in each."""
+        """Return the number of layers of the model, including those of a pair's decoder."""
         return self.layers * (2 if self.kind == "pair" else 1)
 
     @property
     def embeddings(self) -> int:
-        """Return the weights of the token tables."""
+        """Return the number of weights of the token tables."""
         head = 0 if self.tied or self.kind == "encoder" else 1
         return self.vocabulary * self.width * (1 + head)
 
     @property
     def linear_weights(self) -> float:
-        """Return the weights of all layers, without the token tables."""
+        """Return the number of weights of all layers, without the token tables. A pair's decoder has a second attention
+        in each layer.
+        """
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
         return self.blocks * self.layer_weights + crossed
 
     @property
     def parameters(self) -> float:
-        """Return the parameters of the model."""
+        """Return the number of parameters of the model."""
         return self.linear_weights + self.embeddings + self.width
 
     def held(self, counted: int) -> int:
-        """Return the parameters that a training run holds if the model's files have `counted` of them.
+        """Return the number of parameters in memory during training if the model's files contain `counted` of them.
 
-        Some files, such as those of Qwen3 0.6B, store an output layer that is also the token table: it is held once.
+        Some files, such as those of Qwen3 0.6B, also store the output layer although it is the token table. In memory,
+        it exists only once.
         """
         head = self.vocabulary * self.width
         twice = self.tied and abs(counted - head - self.parameters) < _CLOSE * self.parameters
@@ -120,14 +124,14 @@ class Shape(Frozen):
 
     @property
     def active(self) -> float:
-        """Return the weights that one token is multiplied with, including the output layer."""
+        """Return the number of weights that are used in multiplications for one token, including the output layer."""
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
         head = 0 if self.kind == "encoder" else self.vocabulary * self.width
         return self.blocks * self.active_layer_weights + crossed + head
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape | None:
-    """Return the shape that a config.json describes; None if it names no layers, width or vocabulary."""
+    """Return the shape that a config.json describes; None if layers, width or vocabulary are missing."""
     inner = config.get("text_config") or config.get("llm_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
     found = {name: _whole(text, *names) for name, names in _NAMES.items()}
@@ -176,7 +180,8 @@ def _bits(quantized: Any) -> int | None:
 def shape_like(parameters: int) -> Shape:
     """Return the usual shape of a language model of this size, for a model with an unknown config.json.
 
-    Layers x width is 35,000 x (billions)^0.7, fitted to Qwen 2.5 and Llama 3; about 128 of width for each layer.
+    Layers x width is 35,000 x (billions of parameters)^0.7, fitted to Qwen 2.5 and Llama 3. The width is about 128
+    times the number of layers.
     """
     product = 35_000 * (parameters / 1e9) ** 0.7
     width = max(64, round((product * 128) ** 0.5 / 64) * 64)

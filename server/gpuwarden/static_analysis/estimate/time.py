@@ -1,9 +1,9 @@
 """Count the operations of a training step, and convert them into seconds by a card's speed and utilization.
 
-A pass takes 2 operations per weight and token (arXiv:2001.08361), and those of attention. A step is one forward pass,
-one or two backward passes, and one more with recomputation. The share of the card's published speed that training
-reaches, and the launch time of each layer, which limits small batches, were fitted to the home sources of
-`published.py`.
+A pass needs 2 operations per weight and token (arXiv:2001.08361), in addition to those of attention. A step consists of
+a forward pass and a backward pass, which counts as one or two passes; recomputation adds one. The share of the card's
+published speed that training reaches, and the launch time of each layer, which limits small batches, were fitted to the
+`home` sources of `published.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpuwarden.static_analysis.estimate.setup import PICTURE_TASKS, Interval, Ru
 from gpuwarden.static_analysis.measured import Measured, measured_runs
 
 USED: Final = (0.15, 0.75)
-"""Share of a card's published speed in 16 bits that training reaches, from small fine-tunes to tuned runs."""
+"""Share of a card's published speed in 16 bits that training reaches, from small fine-tuning runs to optimized runs."""
 FULL_WIDTH_SHARE: Final = (0.06, 0.15)
-"""Share of that speed in 32-bit operations."""
+"""Share of the published 16-bit speed that training in 32 bits reaches."""
 LAUNCH_S: Final = (0.0003, 0.0028)
-"""Seconds of a layer's kernels and Python code in one pass, if the card waits for them."""
+"""Seconds of Python code and kernel launches per layer and pass, which limit the speed if the card waits for them."""
 
 
 def operations(run: Run) -> float:
-    """Return the operations of one token in a training step."""
+    """Return the number of operations per token in a training step."""
     shape = run.form
     passes = 3.0 if run.method == "full" else 2.0
     passes += 0.0 if run.checkpointing is False else 1.0
@@ -58,26 +58,27 @@ def tokens_per_second(run: Run, gpu: Gpu) -> tuple[float, float]:
 
 
 START_S: Final = (30.0, 420.0)
-"""Seconds for image, packages and weights before the first step."""
+"""Seconds before the first step, to load the image, packages and weights."""
 
 
 _SURE: Final = 0.5
-"""Share of the lowest estimate that every run needs: the fastest published run needed 0.86 of it."""
+"""Share of the lowest estimate that every run certainly needs: the fastest published run needed 0.86 of it."""
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
-"""Minimum seconds of a trainer's pass with any model; 0.01 for language models. Trainers that generate produce tens of
-tokens first."""
+"""Minimum seconds of one pass of a trainer with any model; 0.01 for language models. Trainers that generate text
+produce tens of tokens before each pass.
+"""
 
 
 def passes_of(run: Run) -> float | None:
-    """Return the forward and backward passes of one GPU; None if the rows are unknown."""
+    """Return the number of forward and backward passes of one GPU; None if the number of rows is unknown."""
     if run.max_steps:
         return float(run.max_steps * run.accumulate)
     return run.rows * run.epochs / ((run.batch or 8) * run.gpus) if run.rows and run.epochs else None
 
 
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
-    """Return the seconds that a run certainly takes, with its start; None if its passes are unknown.
+    """Return the seconds that a run certainly needs, including its start; None if the number of passes is unknown.
 
     `sized`: the model is known.
     """
@@ -90,7 +91,7 @@ def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
 
 
 def duration(run: Run, gpu: Gpu, measured: Sequence[Measured] | None = None) -> Interval | None:
-    """Return the seconds of the whole run; None if the number of tokens is unknown, as for images.
+    """Return the seconds of the complete run; None if the number of tokens is unknown, as for images.
 
     Measured runs of this method on this card widen the interval.
     """

@@ -1,9 +1,9 @@
-"""Trace training steps of a model without weights: read tasks as JSON on stdin, print one answer per task as JSON.
+"""Trace training steps of a model without weights: read tasks as JSON on stdin, print one result per task as JSON.
 
 The installed transformers builds the architecture with a few layers under torch's FakeTensorMode, so no memory is
-allocated and no kernel runs. The answer lists each tensor that a step allocates and frees, in order and by layer;
-`replay` derives the whole model's step from the list. The child runs no code of a repository, uses no network and
-starts no other program.
+allocated and no kernel runs. The result lists each tensor that a step allocates and frees, in order and by layer;
+`replay` derives the step of the complete model from the list. The child process runs no code from a repository, uses no
+network and starts no other program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORBIDDEN = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess
 
 
 def main() -> None:
-    """Trace every task. If an architecture fails, the answer contains the reason."""
+    """Trace every task. If an architecture fails, the result contains the reason."""
     given = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr
     limit_memory(int(given["memory"]))
@@ -45,7 +45,7 @@ def _forbid(event: str, _: Any) -> None:
 
 def traced(task: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of parameters by layer, and the steps: segments of tensors allocated and freed."""
-    # The working folder is empty, so no cache of this machine is read.
+    # The working folder is empty, so that no cache of this machine is read.
     here = str(Path.cwd())
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HOME=here, TORCH_HOME=here)
     import torch
@@ -59,7 +59,7 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)  # critical
     recorder = Recorder()
-    gc.disable()  # the order of events must not depend on the collector
+    gc.disable()  # the order of events must not depend on the garbage collector
     with FakeTensorMode(allow_non_fake_inputs=True), _recording(recorder):
         model, layers = model_of(task, int(task["depth"]))
         weights, trained = _sizes(model, layers, False), _sizes(model, layers, True)
@@ -89,7 +89,7 @@ class Recorder:
         self.begin("batch", -1)
 
     def begin(self, part: str, layer: int) -> None:
-        """Begin a segment: `part` of the step, in a layer, or outside all layers (-1)."""
+        """Begin a segment: `part` of the step in a layer, or outside all layers if the layer is -1."""
         self._key, self._number = (f"{part} {self.step}", layer), 0
         self.events: list[list[Any]] = []
         self.segments.append({"part": part, "layer": layer, "events": self.events})
@@ -111,7 +111,7 @@ class Recorder:
 
 
 def _identity(storage: Any) -> int:
-    """Return the address of a storage's object; fake storages have no data with an address."""
+    """Return the address of the storage object, because the data of a fake storage has no address."""
     found: int = storage._cdata  # noqa: SLF001
     return found
 
@@ -137,7 +137,7 @@ def _recording(recorder: Recorder) -> Any:
 
 
 def _sizes(model: Any, layers: Any, trained: bool) -> dict[str, Any]:
-    """Return the bytes of each parameter and buffer outside of the layers, and of each layer's."""
+    """Return the bytes of each parameter and buffer, outside of the layers and in each layer."""
 
     def of(module: Any, apart: set[int]) -> list[int]:
         found = [*module.parameters(), *([] if trained else module.buffers())]

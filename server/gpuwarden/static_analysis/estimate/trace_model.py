@@ -1,7 +1,7 @@
-"""Build the model of a traced step in the child: the architecture at a few layers, its adapters, and its kernels.
+"""Build the model for a traced step in the child process: the architecture with a few layers, adapters, and kernels.
 
-torch's fake tensors are on the CPU, where attention, autocast and fused losses need different memory than on a card.
-Each is replaced by a function that needs the same memory as the card's kernel.
+torch's fake tensors are on the CPU, where attention, autocast and fused losses need other amounts of memory than on a
+card. Each of them is replaced by a function that needs as much memory as the card's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if task["trains_embeddings"]:
-            # Copies are trained, as by `modules_to_save`; the originals are kept too.
+            # Copies are trained, as with `modules_to_save`, and the originals are kept.
             for name in ("input", "output"):
                 module = getattr(model, f"get_{name}_embeddings")()
                 model.register_buffer(f"frozen_{name}", torch.empty_like(module.weight))
@@ -51,7 +51,7 @@ def model_of(task: dict[str, Any], depth: int) -> tuple[Any, Any]:
 
 
 def _shortened(given: dict[str, Any], layers: int, depth: int) -> dict[str, Any]:
-    """Return a config of another depth: each count and each list of its layers."""
+    """Return a config with another depth: change every number of layers and every list with one item per layer."""
     found: dict[str, Any] = harmless(given)
     for name, value in found.items():
         if name in _DEPTHS and value == layers:
@@ -77,7 +77,7 @@ class _Adapter(torch.nn.Module):
 
 
 class FusedLoss(torch.autograd.Function):
-    """A loss that never keeps all logits: its gradients are made in chunks in the forward pass."""
+    """A loss that never keeps all logits: its gradients are computed in chunks in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Any, weight: Any) -> Any:
@@ -88,20 +88,20 @@ class FusedLoss(torch.autograd.Function):
         across = torch.empty_like(weight) if weight.requires_grad else weight.new_empty(0)
         logits = hidden.new_empty(chunk, weight.shape[0])
         wide = logits.float()
-        passing = torch.empty_like(across)  # a chunk's part of the gradient, before it is added
+        passing = torch.empty_like(across)  # a chunk's part of the gradient before the parts are added
         del logits, wide, passing
         ctx.save_for_backward(down, across)
         return hidden.new_empty((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Return the gradients that the forward pass made."""
+        """Return the gradients that the forward pass computed."""
         down, across = ctx.saved_tensors
         return down, across if across.numel() else None
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps the same tensors as flash attention: query, key, value, output and the rows' sums."""
+    """Attention that keeps the same tensors as flash attention: query, key, value, output and the sums of rows."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -114,7 +114,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         query, key, value, _, _ = ctx.saved_tensors
-        summed = torch.empty_like(query, dtype=torch.float32)  # the kernel's own sum of the query's gradient
+        summed = torch.empty_like(query, dtype=torch.float32)  # the kernel's buffer for the query's gradient
         spread = [query.new_empty(query.shape) for _ in range(2)] if query.shape[1] != key.shape[1] else []
         found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         del summed, spread

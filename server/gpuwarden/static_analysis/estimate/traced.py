@@ -1,8 +1,8 @@
 """Estimate a training's memory from a trace of its model, if torch and transformers are installed.
 
-A child traces a step without weights and without a GPU, and `replay` runs it through the allocator. The interval
-contains the `home` rows of the published peaks. Only settings for which traces were compared with published peaks are
-traced; all others use the formula, and `NotTraced` gives the reason.
+A child process traces a step without weights and without a GPU, and `replay` runs the trace through the allocator. The
+interval contains the published peaks of the `home` sources. Only settings for which traces were compared with published
+peaks are traced; all others use the formula, and `NotTraced` gives the reason.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from gpuwarden.static_analysis.estimate.setup import ADAPTED_MODULES, Interval, 
 CHILD: Final = (sys.executable, "-P", "-m", "gpuwarden.static_analysis.estimate.trace_child")
 LIMIT_S: Final = 120.0
 MEMORY: Final = 16 << 30
-"""Address space of the child. Fake tensors need none, but the libraries map several gigabytes."""
+"""Address space of the child process. Fake tensors need none, but the libraries map several gigabytes."""
 _LAYERS: Final = 200
-"""Maximum number of layers of a traced model: replaying more takes too long."""
+"""Maximum number of layers of a traced model, because replaying more takes too long."""
 _LEAST, _MOST = 0.985, 1.06
-"""Lowest and highest ratio of published to replayed bytes in the `home` rows."""
+"""Lowest and highest ratio of published to replayed bytes in the runs of the `home` sources."""
 _HOLES: Final = 0.5
-"""Lowest share of the allocator's holes. Holes depend on the order of allocations, which varies by library version."""
+"""Lowest share of the replayed holes between blocks that a real run has. The holes depend on the order of allocations,
+which differs between versions of the libraries."""
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
@@ -74,20 +75,20 @@ def ends(peaks: Sequence[Peak]) -> tuple[float, float]:
 
 
 def unproven(run: Run) -> str:
-    """Return the reason to use the formula: the first setting without a comparison of traces; empty if none."""
+    """Return why the formula must be used: the first setting for which traces were not compared, or an empty string."""
     shape = run.shape
     named = {
         "its architecture": shape is None or shape.kind != "decoder" or shape.experts > 0 or shape.layers > _LAYERS,
         "its task": run.task != "sft" or run.unsure or run.trained_share < 1,
         "rows of different lengths": run.padded,
         "quantized weights": run.method == "qlora" or run.quantized is not None,
-        "trained embeddings that are the head too": run.trains_embeddings and shape is not None and shape.tied,
+        "trained embeddings that are also the head": run.trains_embeddings and shape is not None and shape.tied,
         "its optimizer": run.optimizer != "adamw" or run.layerwise or run.master_weights,
         "several GPUs or offloading": run.zero > 0 or run.gpus > 1 or bool(run.offload),
         "a compiled model": run.compiled,
         "eager attention": run.attention == "eager",
         "an unknown batch or length": run.batch is None or run.length is None,
-        "a run that may be without checkpointing": run.checkpointing is not True,
+        "a run that may not use checkpointing": run.checkpointing is not True,
         "the type of its weights": run.weights != "half",
         "a loss that the script defines": run.own_loss,
     }
@@ -96,7 +97,9 @@ def unproven(run: Run) -> str:
 
 
 def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the child's tasks: versions of the libraries differ in an adapter's type and in when logits are freed."""
+    """Yield the tasks for the child process: one for each type of adapters and each time at which logits may be freed,
+    because these differ between versions of the libraries.
+    """
     layers = run.form.layers
     adapters = run.method == "lora"
     common = {

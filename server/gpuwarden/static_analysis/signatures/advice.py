@@ -1,8 +1,8 @@
-"""Replacements of removed names and arguments that the tables of released code can't give."""
+"""Replacements of removed names and arguments that can't be derived from the tables of released code."""
 
 ARGUMENTS: dict[str, str] = {
     "max_seq_length": "max_length",
-    "max_prompt_length": "nothing: prompts are no longer cut; filter long ones before",
+    "max_prompt_length": "nothing: prompts are no longer truncated; filter out long ones first",
     "dataset_batch_size": "nothing",
     "overwrite_output_dir": "nothing",
     "warmup_ratio": "warmup_steps with a fraction below 1",
@@ -10,7 +10,7 @@ ARGUMENTS: dict[str, str] = {
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
     "save_safetensors": "nothing: safetensors is the only format",
     "push_to_hub_model_id": "hub_model_id",
-    "push_to_hub_organization": "hub_model_id with the owner in it",
+    "push_to_hub_organization": "hub_model_id, including the owner",
     "push_to_hub_token": "hub_token",
     "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
@@ -36,7 +36,7 @@ NAMES: dict[str, str] = {
     "transformers.TFTrainer": "Trainer",
     "transformers.deepspeed": "transformers.integrations.deepspeed",
 }
-# Arguments of from_pretrained. It passes any argument on to the model's constructor, which rejects these.
+# Arguments that from_pretrained passes on to the model's constructor, which rejects them.
 LOADING: dict[str, tuple[str, str]] = {
     "load_in_4bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
     "load_in_8bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),

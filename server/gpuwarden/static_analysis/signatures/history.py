@@ -11,13 +11,13 @@ from gpuwarden.static_analysis.signatures.resolve import PLAIN, Installed, Signa
 from gpuwarden.static_analysis.signatures.tables import Definition, canonical, package_of, table
 
 _NEAR = 0.75
-_MISSPELT = 0.88  # one or two letters in a name of ten
+_MISSPELT = 0.88  # a difference of one or two letters in ten
 _DEPTH = 8
 
 
 @dataclass(frozen=True)
 class History:
-    """The releases in which a name existed. `until` is None while it still exists, `since` if it never did.
+    """The releases in which a name existed. `until` is None while it still exists; `since` is None if it never did.
 
     A name in the first release of a table may be older than that release.
     """
@@ -29,7 +29,7 @@ class History:
 
     @property
     def gone_in(self) -> str:
-        """Return the first release of the table without it, an empty string while it exists."""
+        """Return the first release of the table without it, or an empty string while it exists."""
         known = table(self.package)
         if known is None or self.until is None:
             return ""
@@ -76,7 +76,7 @@ def _spanned(package: str, places: list[int]) -> History:
 class Ever:
     """The history of an argument over all releases: its first and last release, and its replacement.
 
-    `gone_in` is the first release without it, an empty string while the newest release has it.
+    `gone_in` is the first release without it, or an empty string while the newest release has it.
     """
 
     existed: bool
@@ -107,7 +107,7 @@ def ever(qualified: str, parameter: str) -> Ever:
 
 
 def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the package and the first and last release of each form that has an argument."""
+    """Yield the package and the first and last release of each version of a definition that has an argument."""
     for package, start, end, definition in forms:
         if any(p.name == parameter for p in definition.parameters) or parameter in dict(definition.renames):
             yield package, start, end
@@ -116,7 +116,7 @@ def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> 
 def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
     """Return the one package that ever had an argument, and the indices of its releases that have it.
 
-    Both are empty if no package or several packages had it, or if a form accepts any argument.
+    Both are empty if no package or several packages had it, or if one version of the definition accepts any argument.
     """
     forms = list(_forms(qualified, set(), 0))
     runs = list(_runs(forms, parameter))
@@ -129,7 +129,7 @@ def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
 def accepted_ever(qualified: str) -> frozenset[str] | None:
     """Return every argument that a class or function, or one of its bases, has in any release.
 
-    None if a form accepts any argument, or if a base has no table.
+    None if one version of the definition accepts any argument, or if a base has no table.
     """
     names: set[str] = set()
     forms = 0
@@ -165,7 +165,7 @@ def _releases(package: str) -> tuple[str, ...]:
 
 
 def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, int, int, Definition]]:
-    """Yield every form of a class or function in any release, and of its bases."""
+    """Yield every version of the definition of a class or function, and of its bases."""
     qualified = canonical(qualified)
     package = package_of(qualified)
     known = table(package)
@@ -185,15 +185,15 @@ def _forms(qualified: str, seen: set[str], depth: int) -> Iterator[tuple[str, in
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is closest to a misspelt one, an empty string if none is close."""
+    """Return the known name that is closest to a misspelt name, or an empty string if none is close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _NEAR)), "")
 
 
 def misspelt(name: str, known: Iterable[str]) -> str:
-    """Return the known name that a misspelt one certainly means, an empty string if none is that close."""
+    """Return the known name that a misspelt name certainly stands for, or an empty string if none is so close."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, _MISSPELT)), "")
 
 
 def minor(release: str) -> str:
-    """Return a release without its patch: the tables have one release of each minor version."""
+    """Return a release without its patch number, because the tables have one release of each minor version."""
     return ".".join(release.split(".")[:2])

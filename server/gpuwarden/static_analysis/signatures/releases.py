@@ -18,7 +18,7 @@ optimum optimum-intel optimum-neuron optimum-habana gptqmodel auto-gptq autoawq 
 fairseq simpletransformers adapters coqui-tts paddlenlp
 """
 _LIMITING = frozenset(_LIMITED.split())
-"""Packages without a table that limit the versions of packages with one, by unknown conditions."""
+"""Packages without a table whose unknown requirements limit the versions of packages with a table."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Chosen:
 
     `places` are indices into the table of releases: one, or the first and last of a range of possible releases.
     `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. A release
-    outside the table is not represented.
+    outside the range of the table can't be represented.
     """
 
     package: str
@@ -52,8 +52,8 @@ class Chosen:
 def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
     """Return the release of each package that has a table, without packages whose release can't be known.
 
-    `requirements` is None if the job has none: then every package gets its newest release. As in an installer, a
-    package that is not pinned gets the newest release that is compatible with the pinned ones.
+    If the job has no requirements, `requirements` is None and every package gets its newest release. As in an
+    installer, a package that is not pinned gets the newest release that is compatible with the pinned ones.
     """
     given = dict(_read(requirements or ()))
     limited = bool(given.keys() & _LIMITING)
@@ -73,7 +73,9 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two listed packages without compatible releases: `package` requires `asked` of `other`, but `given` is listed."""
+    """Two listed packages without compatible releases: `package` requires `other` with the versions `asked`, but the
+    list has `given`.
+    """
 
     package: str
     other: str
@@ -98,7 +100,7 @@ def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
 
 
 def _versions(package: str, condition: SpecifierSet) -> list[Version]:
-    """Return the releases that a condition allows: those of the table, and one that it names itself."""
+    """Return the releases that a condition allows: the exact versions that it names, or else those of the table."""
     known = table(package)
     assert known is not None
     exact = [v for s in condition if s.operator in {"==", "==="} and (v := version(s.version))]

@@ -59,14 +59,14 @@ class Installed:
         is_open = known.module(owner, place)
         if is_open is None:
             return self._missing_module(owner)
-        # transformers 5 returns the class without the suffix for a name with it.
+        # For a class name with this suffix, transformers 5 returns the class without it.
         plain = name.removesuffix("Fast") if package == "transformers" and name.endswith(_SERVED) else name
         if any(known.target(owner, n, place) is not None for n in (name, plain)):
             return Found.PRESENT
         return Found.UNKNOWN if is_open or not known.lists(owner) or name.startswith("_") else Found.ABSENT
 
     def _missing_module(self, module: str) -> Found:
-        """Return ABSENT for a missing module, UNKNOWN if it may be an attribute or made at run time."""
+        """Return ABSENT for a missing module, or UNKNOWN if it may be an attribute or may be created at run time."""
         package = package_of(module)
         known = table(package)
         assert known is not None
@@ -79,7 +79,7 @@ class Installed:
         return Found.UNKNOWN if above else Found.ABSENT
 
     def names_beside(self, qualified: str) -> list[str]:
-        """Return the names that the module of a dotted name binds."""
+        """Return the names that the module in a dotted name binds."""
         owner = canonical(qualified).rpartition(".")[0]
         known = table(package_of(owner))
         return known.names(owner, self.places[package_of(owner)]) if known and package_of(owner) in self.places else []
@@ -103,7 +103,7 @@ class Installed:
         return None
 
     def signature(self, qualified: str) -> Signature | None:
-        """Return the arguments that a call accepts, None if they are unknown."""
+        """Return the arguments that a call accepts, or None if they are unknown."""
         found = self.definition(qualified)
         if found is None or found[1].kind == "e":
             return None
@@ -134,7 +134,7 @@ class Installed:
             return None
         key, definition = found
         if definition.kind == "i":
-            return [key]  # its own constructor decides which arguments its bases get
+            return [key]  # the class's own constructor passes the arguments to its bases
         bases = [base for base in definition.bases if base.rpartition(".")[2] not in PLAIN]
         lines = [self._linear(base, depth + 1) for base in bases]
         if any(line is None for line in lines):
@@ -144,7 +144,7 @@ class Installed:
         return None if merged is None else [key, *merged]
 
     def values(self, parameter: Parameter) -> tuple[str, ...]:
-        """Return the strings that a parameter accepts, an empty tuple if they are unknown."""
+        """Return the strings that a parameter accepts, or an empty tuple if they are unknown."""
         if parameter.values or not parameter.enum:
             return parameter.values
         found = self.definition(parameter.enum)
@@ -159,7 +159,7 @@ def _signature(definitions: Sequence[Definition]) -> Signature:
 
 
 def _merge(lines: list[list[str]]) -> list[str] | None:
-    """Return the C3 linearization of several lines, None if none exists."""
+    """Return the C3 linearization of several orders of classes, or None if none exists."""
     merged: list[str] = []
     while lines := [line for line in lines if line]:
         head = next((line[0] for line in lines if not any(line[0] in other[1:] for other in lines)), None)

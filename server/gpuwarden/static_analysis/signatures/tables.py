@@ -1,13 +1,13 @@
 """Read the tables of released signatures that `tools/build_signatures.py` writes, one per package.
 
-A table is JSON, compressed with xz, and is loaded on first use. A fact is a list of runs, `[first release, last
-release, value]`; a release is given by its index in `releases`, oldest first:
+A table is JSON, compressed with xz, and is loaded on first use. A value that changes between releases is a list of
+ranges of releases, `[first release, last release, value]`; a release is given by its index in `releases`, oldest first:
 
-- `modules`: module -> 1 if it may have names that its text does not show, else 0
-- `names`: module -> name -> the qualified name behind it, 0 if the module defines it
+- `modules`: module -> 1 if it may have names that are not in its source, else 0
+- `names`: module -> name -> the qualified name that it refers to, 0 if the module defines it
 - `definitions`: qualified name -> the number of a variant `[kind, bases, parameters, open, renames]`
-- `parameters`: `[name, default, accepted values or their enum, whether others are refused]`
-- `requires`: package -> the versions of it that a release requires
+- `parameters`: `[name, default, accepted values or their enum, whether others are rejected]`
+- `requires`: package -> which of its versions a release requires
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: `default` is Python source, None if a value is required, and `...` for an expression.
+    """One parameter: `default` is Python source, None if a value is required, or `...` for an expression.
 
     `values` are the strings that it accepts, empty if they are unknown; `enum` is their class. `strict`: other strings
     are rejected.
@@ -45,10 +45,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or function as defined by its own source, before inheritance.
+    """A class or function as defined by its own source, without inherited parts.
 
-    `kind`: `f`unction, `i`nit (a class with its own), `d`ataclass, `e`num or `p`lain class. `open`: it accepts
-    arguments that its source does not name. `renames`: deprecated arguments with the name to use.
+    `kind` is `f` (function), `i` (class with its own `__init__`), `d` (dataclass), `e` (enum) or `p` (other class).
+    `open`: it accepts arguments that its source does not name. `renames`: deprecated arguments with the name to use.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Table:
         return None if value is None else bool(value)
 
     def target(self, module: str, name: str, release: int) -> str | None:
-        """Return the qualified name behind a name of a module; None if the module does not bind it."""
+        """Return the qualified name that a name in a module refers to; None if the module does not bind it."""
         value = _at(self._content["names"].get(module, {}).get(name, ()), release)
         return f"{module}.{name}" if value == 0 else value
 
@@ -101,7 +101,7 @@ class Table:
         return sorted(found, key=lambda m: (m.count("."), m))
 
     def presence(self, module: str, name: str) -> list[tuple[int, int]]:
-        """Return the runs of releases in which a module binds a name, oldest first."""
+        """Return the ranges of releases in which a module binds a name, oldest first."""
         merged: list[tuple[int, int]] = []
         for start, end, _ in self._content["names"].get(module, {}).get(name, ()):
             if merged and start <= merged[-1][1] + 1:
@@ -120,7 +120,7 @@ class Table:
         return None if number is None else self._variant(number)
 
     def definitions(self, qualified: str) -> Iterator[tuple[int, int, Definition]]:
-        """Yield every form that a definition had, with its first and last release."""
+        """Yield every version of a definition, with its first and last release."""
         for start, end, number in self._content["definitions"].get(qualified, ()):
             yield start, end, self._variant(number)
 
@@ -140,7 +140,7 @@ def _at(runs: Any, release: int) -> Any:
 
 @cache
 def table(package: str) -> Table | None:
-    """Return the table of a package, None if it has none."""
+    """Return the table of a package, or None if it has none."""
     path = data_dir("references") / "signatures" / f"{package}.json.xz"
     return Table(json.loads(lzma.decompress(path.read_bytes()))) if package in packages() else None
 
@@ -153,13 +153,13 @@ def packages() -> frozenset[str]:
 
 
 def canonical(qualified: str) -> str:
-    """Return a dotted name in the tables' form: pytorch_lightning became lightning.pytorch."""
+    """Return a dotted name as it is in the tables: pytorch_lightning became lightning.pytorch."""
     root, dot, rest = qualified.partition(".")
     return _ALIASES.get(root, root) + dot + rest
 
 
 def package_of(qualified: str) -> str:
-    """Return the package whose table contains a dotted name, an empty string if none has it."""
+    """Return the package whose table contains a dotted name, or an empty string if none has it."""
     root = canonical(qualified).partition(".")[0]
     package = _MODULES.get(root, root)
     return package if package in packages() else ""

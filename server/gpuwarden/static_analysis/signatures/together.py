@@ -1,8 +1,9 @@
 """Find the releases of a package that are compatible with everything that a script certainly uses.
 
-If no requirement names a release, a removed argument is certainly rejected if every release that still has it lacks one
-of the script's imports or other arguments, or is incompatible with all releases of another package that have them. A
-release counts as possible if it or the next one in the table is, because tables have one release of each minor version.
+If no requirement names a release, a removed argument is certainly rejected if no possible release has it. A release is
+possible if it has all of the script's imports and other arguments. It must also be compatible with a possible release
+of each other package that the script uses. Because the tables have only one release of each minor version, a release
+also counts as possible if the next release in the table is possible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Passed = tuple[str, str]
 
 
 def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iterable[Passed]) -> bool:
-    """Return true if imports and other calls allow no release before the one that removed an argument."""
+    """Return true if imports and other calls exclude all releases before the one that removed an argument."""
     known = table(package)
     possible = possible_places(package, tuple(sorted(set(imports))), tuple(sorted(set(passed))))
     return known is not None and bool(possible) and possible[0] >= known.releases.index(gone_in)
@@ -49,7 +50,7 @@ def possible_places(package: str, imports: tuple[str, ...], passed: tuple[Passed
 
 
 def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]) -> list[int]:
-    """Return the indices of the releases that have all names and are within all limits."""
+    """Return the indices of the releases that have all names and are in all sets of `limits`."""
     known = table(package)
     count = len(known.releases) if known else 0
     has = [
@@ -61,7 +62,7 @@ def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]
 
 
 def _accepts(package: str, place: int, other: str, at: int) -> bool:
-    """Return true if a release allows a release of another package, or the one after that."""
+    """Return true if a release's requirements allow a given release of another package, or the next release of it."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     source, target = table(package), table(other)

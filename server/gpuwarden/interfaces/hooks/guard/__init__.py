@@ -12,10 +12,10 @@ the protected paths, and the patterns that providers declare. So a hook call imp
     writes      the files that a program writes, and their content
     drafts      the files that the call wrote so far, and whether it may write them
     judge       the programs that a command runs: wrappers, shells, SSH, other languages; each is unwrapped and checked
-    programs    requests and code that end a machine or delete protected files
-    desired     arguments that set a state in which something ends: a patch, a module's state
+    programs    requests and code that tear down a machine or delete protected files
+    desired     arguments that stop or delete a resource by setting a state: a patch, a module's state
     files       removals and changes of gpuwarden's state and policy
-    settings    edits of a client's configuration that drop this guard or change a GPUWARDEN variable
+    settings    edits of a client's configuration that remove this guard or change a GPUWARDEN variable
     edits       tools that edit or patch a file
     servers     tools of other MCP servers
     calls       one tool call, as a client sends it

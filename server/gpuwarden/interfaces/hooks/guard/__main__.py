@@ -1,7 +1,7 @@
 """`python -m gpuwarden.interfaces.hooks.guard CLIENT [CONFIG]`: answer one hook call in the client's format.
 
-A plugin's hook names no CONFIG: the guard's file is next to the ledger, and is written if it is missing. With `--place`
-instead of CONFIG, the guard only writes that file again.
+A plugin's hook passes no CONFIG: the guard reads its file next to the ledger, and writes it first if it is missing.
+With `--place` instead of CONFIG, the guard only rewrites that file.
 
 Any error here blocks the call. Claude Code, Codex and Cursor block a call on exit code 2; on any other code, such as 1
 after a crash, they allow it. Cursor also reads a verdict from standard output.
@@ -23,7 +23,7 @@ MOST_S = 20
 MOST_FIRST_S = 30
 """Seconds for the first call, which writes the guard's file.
 
-Together with MOST_S, they are below a client's timeout.
+The sum of this limit and MOST_S is below a client's timeout.
 """
 MOST_MEMORY = 2 << 30
 ASKS_IN = frozenset({"default", "acceptEdits", "plan"})
@@ -53,7 +53,7 @@ def bounded() -> None:
 
 
 def placed() -> str:
-    """Return the guard's file next to the ledger of this environment. Writing it, if missing, takes a second."""
+    """Return the guard's file next to this environment's ledger. If it is missing, write it, which takes a second."""
     import platformdirs
 
     home = os.environ.get("GPUWARDEN_HOME") or platformdirs.user_data_dir("gpuwarden", appauthor=False)

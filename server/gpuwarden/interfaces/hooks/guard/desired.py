@@ -1,4 +1,4 @@
-"""Check programs whose arguments set a state: a value in the arguments ends a resource, not a word of the command.
+"""Check programs that stop or delete a resource through the value of an argument, not through a verb.
 
 `kubectl patch` may suspend a job or scale it to zero, a taint may evict the pods of a node, an Ansible module may set
 a machine to absent, and `rclone sync` from an empty folder deletes everything in the target.
@@ -23,7 +23,7 @@ _PATCH_ENDS: Final = re.compile(
 )
 """Match a merge patch in JSON or YAML, or a list of operations with `path` and `value` in either order.
 
-A new time limit can end a running object; gpuwarden counts an object without its label or annotations as gone.
+A new time limit can stop a running object; gpuwarden treats an object without its label or annotations as deleted.
 """
 _OURS: Final = re.compile(r"gpuwarden\.dev/(?:job|attempt|token|run-folder)(?:=.*|-)")
 _CLOUD: Final = frozenset({"ec2", "asg", "s3", "bucket", "gcp", "gce", "azure", "droplet", "digitalocean", "ocean",
@@ -52,11 +52,11 @@ def desired(name: str, args: Sequence[str], files: Files) -> str | None:
 def in_cluster(name: str, args: Sequence[str]) -> str | None:
     """Return the reason to block a command to a Kubernetes cluster.
 
-    Any word may be the verb, or the value of an option.
+    Every word is checked, because any word may be the verb or the value of an option.
     """
     for at, verb in enumerate(args):
         if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):
-            return f"this `{name} {verb}` ends, suspends or hides a resource that gpuwarden guards"
+            return f"this `{name} {verb}` deletes, suspends or hides a resource that gpuwarden guards"
     return None
 
 
@@ -80,7 +80,7 @@ def ansible_module(args: Sequence[str], files: Files) -> str | None:
     if not module or not _GONE.search(given):
         return None
     if set(re.split(r"[._]", module.lower())) & _CLOUD:
-        return f"the Ansible module `{module[:60]}` ends or deletes a resource that gpuwarden guards"
+        return f"the Ansible module `{module[:60]}` stops or deletes a resource that gpuwarden guards"
     path = _PATH.search(given)
     return files.lost(path[1], deep=True) if path and module.rpartition(".")[2] == "file" else None
 

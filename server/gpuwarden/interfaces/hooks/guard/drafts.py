@@ -17,7 +17,7 @@ MOST_COPIED: Final = 65_536
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
-"""Programs that print their input, changed according to their words."""
+"""Programs that print their input, changed according to their arguments."""
 VERBATIM: Final = frozenset({"cat", "head", "tail", "tac", "sort", "grep", "tee"})
 """Programs that print their input, or a part of it, unchanged."""
 
@@ -32,7 +32,7 @@ class Drafts:
         self._drafts: dict[str, str] = {}
 
     def redirected(self, command: Command, *, printed_elsewhere: bool) -> str | None:
-        """Return the reason to block a command because of the files that its output goes to."""
+        """Return the reason to block a command because of the files to which its output is redirected."""
         if not command.targets:
             return None
         plain = printed(command.words, command.stdin, self.files.cwd)
@@ -46,7 +46,7 @@ class Drafts:
         return None
 
     def written_by(self, name: str, args: Sequence[str], command: Command) -> str | None:
-        """Return the reason to block a program because of the files that it writes besides its output."""
+        """Return the reason to block a program because of the files that it writes in addition to its output."""
         for write in written_by(name, args):
             self.budget.spend(15)
             if write.folder:
@@ -75,7 +75,7 @@ class Drafts:
     def _said(self, command: Command, said: str) -> str:
         """Return the output of a command.
 
-        For a filter, the output is its words, followed by the files and texts that it reads.
+        For a filter, the output is its arguments, followed by the files and texts that it reads.
         """
         if UNKNOWN not in said:
             return said

@@ -86,7 +86,7 @@ class Files:
         return (self.cwd if found[1] == "+" else other if found[1] else home) + text[found.end() :]
 
     def ask(self, why: str) -> None:
-        """Record that the user has to be asked; the first reason counts."""
+        """Record that the user has to be asked; only the first reason is kept."""
         self.question = self.question or why
 
     def removal(self, text: str) -> str | None:
@@ -132,7 +132,7 @@ class Files:
     # ---------------------------------------------------------------------------------------------------- programs
 
     def judged(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return the reason to block a program that works on files."""
+        """Return the reason to block a program that changes or deletes files."""
         plain = [a for a in args if not a.startswith("-")]
         if name == "rsync":
             return self._rsync(args)
@@ -211,7 +211,7 @@ class Files:
         return None
 
     def _found(self, args: Sequence[str], far: bool) -> str | None:
-        """Return the reason to block a `find` that deletes its results. `Judge` checks its other commands."""
+        """Return the reason to block a `find` that deletes its results. `Judge` checks its `-exec` commands."""
         runs = [i for i, a in enumerate(args) if a in {"-exec", "-execdir", "-ok", "-okdir"}]
         if "-delete" not in args and not any(name_of(a) in DELETES for i in runs for a in args[i + 1 : i + 2]):
             return None

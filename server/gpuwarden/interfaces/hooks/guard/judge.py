@@ -58,7 +58,7 @@ MOST_WRAPPERS = 15
 
 @dataclass
 class Judge:
-    """Check the commands that one call would run. Keeps the state that they set: variables, aliases, drafts, folder."""
+    """Check the commands that one call would run. It tracks the variables, aliases, drafts and folder that they set."""
 
     patterns: Patterns
     files: Files
@@ -146,7 +146,7 @@ class Judge:
         return None
 
     def _ended(self, name: str, args: list[str], assigned: dict[str, str], far: bool) -> str | None:
-        """Return the reason to block a program that itself ends or deletes a resource."""
+        """Return the reason to block a program that itself stops or deletes a resource."""
         program = self.patterns.program(name)
         docker = program in {"docker", "docker-compose"} and (
             "DOCKER_HOST" in assigned or "DOCKER_HOST" in self.values or other_docker(args)
@@ -155,7 +155,7 @@ class Judge:
         if not ended and (language(name) in CODE or name in SHELLS or name.endswith(SCRIPTS)):
             ended = self.patterns.helped([name, *args])
         if ended:
-            return f"`{ended}` ends or deletes a resource that gpuwarden guards"
+            return f"`{ended}` stops or deletes a resource that gpuwarden guards"
         if why := desired(program, args, self.files):
             return why
         if name in {"pkill", "killall"} and any("gpuwarden" in a for a in args):
@@ -226,7 +226,7 @@ class Judge:
         return None
 
     def _run_by_code(self, text: str, depth: int, far: bool) -> str | None:
-        """Return the reason to block code because of a command in its strings: one that runs a program or deletes."""
+        """Return the reason to block code because of a command in its strings that runs a program or deletes files."""
         before, runs = self.files.question, RUNS_IN_CODE.search(text)
         for inner, elsewhere in commands_in_code(text):
             first = name_of((inner.split() or [""])[0])
@@ -241,7 +241,7 @@ class Judge:
         return None
 
     def _scripts(self, args: Iterable[str]) -> list[str]:
-        """Return the contents of the files that are named by the words and that this call wrote earlier."""
+        """Return the contents of the files that the words name and that this call wrote earlier."""
         printed = self.drafts.printed
         return [printed[path] for a in args if printed and (path := self.files.path(a)) in printed]
 
@@ -267,7 +267,7 @@ class Judge:
         return self._any(command.stdin, depth, far=True)
 
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return the reason to block a program that another program runs somewhere among its words."""
+        """Return the reason to block a program whose command is in the arguments of another program."""
         if name in {"find", "fd", "fdfind"}:
             found = printed([name, *args], (), self.files.cwd)
             names = [b for a, b in pairwise(args) if a in {"-name", "-iname"}] or ["**"]
@@ -292,13 +292,13 @@ class Judge:
                 )
 
             parts = list(candidates(args, worth_a_look))
-        elif name not in settings.SENTENCES:  # an unknown program may open a terminal and answer in it
+        elif name not in settings.SENTENCES:  # an unknown program may open a terminal and answer a prompt there
             parts = list(candidates(args, lambda word: name_of(word) == "gpuwarden"))
         else:
             return None
         for part in parts:
             key = hash((*part, *command.stdin, self.files.cwd))
-            if key not in self.seen:  # nested runners yield the same last words
+            if key not in self.seen:  # nested runners yield the same command more than once
                 self.seen.add(key)
                 inner = Command(part, stdin=command.stdin, fed=command.fed)
                 if why := self.command(inner, depth + 1, far=far):
@@ -306,7 +306,7 @@ class Judge:
         return None
 
     def _function(self, words: list[str], command: Command, depth: int, far: bool) -> str | None:
-        """Return the reason to block a function call. Inside the body, the function's name means a program."""
+        """Return the reason to block a function call. Inside the body, the function's name refers to a program."""
         before = {name: value for name, value in self.values.items() if name[0] in "@*#0123456789"}
         before[f"{words[0]}()"] = body = self.values.pop(f"{words[0]}()")
         self.budget.spend(5)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tree_sitter import Tree
 
 MOST_BYTES = 131_072
-"""Linux limits the size of one argument, and so the text passed to a shell."""
+"""Linux limits the size of one argument, and therefore the text passed to a shell."""
 MOST_STEPS = 50_000
 MOST_VALUE = 100_000
 MOST_LOOKS = 10_000
@@ -23,7 +23,7 @@ MOST_LOOKS = 10_000
 MOST_MARKS = 6_000
 MOST_PIPES = 1_000
 MOST_HEREDOCS = 300
-"""The parser's time grows with the square of the number of marks that it can't match."""
+"""The parser's time grows with the square of the number of unmatched operators and keywords."""
 DEEPEST = 40
 _MARK = re.compile(r"[|&;<>(){}$`=\[\]!]|case|if|for|while|until|select|do|then|el|fi|esac|function")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)(\w+)")
@@ -36,7 +36,7 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """Count steps over all texts of one call. Raises TooMuch when they are used up."""
+    """Count steps over all texts of one call. Raises TooMuch when the limit is reached."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self.left = steps
@@ -69,7 +69,7 @@ def _two_for_one(beyond: re.Match[bytes]) -> bytes:
 
 
 def check_marks(text: str) -> None:
-    """Raise TooMuch if a text has more shell marks outside here-documents than any command needs.
+    """Raise TooMuch if a text has more shell operators and keywords outside here-documents than any command needs.
 
     Also raise it if the parser would read the delimiter of a here-document as a different word.
     """

@@ -12,7 +12,7 @@ MOST_ARGUMENTS = 300
 """Maximum number of words after a program that are searched; more than a user types."""
 SCRIPTS = (".py", ".sh", ".js", ".ts", ".rb")
 HELP = frozenset({"--help", "-h", "-help", "--version"})
-# Names that are also words of English or of a programming language: in code they count only at the start of a command.
+# Names that are also English words or keywords: in code they are matched only at the start of a command.
 AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
@@ -72,7 +72,7 @@ def _given(args: Sequence[str], option: str) -> bool:
 
 @dataclass(frozen=True)
 class Patterns:
-    """Spellings of commands that end a machine, as the providers declare them."""
+    """Spellings of commands that stop or delete a machine, as the providers declare them."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class Patterns:
     servers: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
     far: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Commands that end a resource only if they run on another machine."""
+    """Commands that stop or delete a resource only if they run on another machine."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Patterns:
-        """Read the output of `declared.table`. Raises KeyError or TypeError for another format."""
+        """Read the output of `declared.table`. Raises KeyError or TypeError for an unknown format."""
 
         def sequences(name: str) -> dict[str, tuple[str, ...]]:
             return {program: tuple(texts) for program, texts in table[name].items()}
@@ -107,7 +107,7 @@ class Patterns:
         return name in self.ends or name in self.remote or name in self.far
 
     def ended(self, name: str, args: Sequence[str], *, far: bool) -> str | None:
-        """Return the words with which a program ends a resource; None if it ends no resource."""
+        """Return the words that make a program stop or delete a resource, or None."""
         args = args[:MOST_ARGUMENTS]
         asks_help = HELP & set(args) - ({"-h"} if name in self.far else set())
         tries = any(
@@ -124,7 +124,7 @@ class Patterns:
         return None
 
     def helped(self, words: Sequence[str]) -> str | None:
-        """Return the words with which a script named after a platform ends a resource: `vast_job.py destroy`."""
+        """Return the words that make a platform's script, such as `vast_job.py destroy`, stop or delete a resource."""
         at = next((i for i, word in enumerate(words[:20]) if word.endswith(SCRIPTS)), None)
         if (
             at is None
@@ -135,7 +135,7 @@ class Patterns:
         return next((f"{words[at]} {verb}" for verb in verbs if verb.lower() in VERBS), None)
 
     def remote_part(self, name: str, args: Sequence[str]) -> list[str] | None:
-        """Return the command that a program runs on the rented machine; None if it does not run any there."""
+        """Return the command that a program runs on the rented machine; None if it runs no command there."""
         ends = (Spelling.parse(text).end(args[:MOST_ARGUMENTS]) for text in self.remote.get(name, ()))
         end = next((e for e in ends if e is not None), None)
         if end is None:
@@ -158,7 +158,7 @@ class Patterns:
 
     @cached_property
     def request(self) -> re.Pattern[str]:
-        """Match the parts of a request's URL or body that end a resource."""
+        """Match the parts of a request's URL or body that stop or delete a resource."""
         return re.compile("(?i)" + "|".join((r"\bDELETE\b", r"\bterminate\b", r"\bdestroy\b", *self.requests)))
 
     @cached_property
@@ -168,11 +168,11 @@ class Patterns:
 
     @cached_property
     def library(self) -> re.Pattern[str]:
-        """Match calls of a platform's library that end a resource."""
+        """Match calls of a platform's library that stop or delete a resource."""
         return re.compile("|".join(self.code) or "(?!)")
 
     def command_in_code(self, text: str) -> str | None:
-        """Return the first command that ends a resource in text other than shell."""
+        """Return the first command in text other than shell that stops or deletes a resource."""
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
             begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"

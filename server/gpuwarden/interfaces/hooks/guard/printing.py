@@ -20,7 +20,7 @@ _MARKS: Final = re.compile(f"[{UNKNOWN}{_END}{_OR}]")
 PRINTS: Final = frozenset({"echo", "printf"})
 FINDS: Final = frozenset({"which", "command", "type", "whence"})
 PASSES: Final = frozenset({"cat", "tee", "envsubst", "sort", "head", "tail", "uniq", "tac", "shuf", "grep", "sponge"})
-"""Programs that print lines of their standard input as they are."""
+"""Programs that print lines of their standard input unchanged."""
 SILENT: Final = frozenset({"", ":", "true", "false", "test", "[", "cd", "pushd", "popd", "set",
                            "export", "unset", "local", "declare", "readonly", "shift", "read",
                            "mkdir", "rm", "mv", "cp", "ln", "touch", "chmod", "sleep", "wait", "trap",
@@ -77,7 +77,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
 
 
 def _formatted(args: Sequence[str]) -> str:
-    """Return the output of `printf`: its format, repeated until its words are used up."""
+    """Return the output of `printf`: its format, repeated until its arguments are used up."""
     said = args[0].replace("\\n", "\n").replace("\\t", "\t")
     between = re.split(r"%[-+ #0-9.]*[sdbqiuxf]", said)
     places = len(between) - 1

@@ -1,4 +1,4 @@
-"""Check whether requests to platforms, or code in other languages, end a resource."""
+"""Check whether requests to platforms, or code in other languages, stop or delete a resource."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def called(name: str, args: Sequence[str], patterns: Patterns) -> str | None:
     if method in READS or not (patterns.host.search(text) or patterns.key.search(text)):
         return None
     if method == "DELETE" or patterns.request.search(text):
-        return f"this `{name}` asks a platform to end or delete a resource"
+        return f"this `{name}` asks a platform to stop or delete a resource"
     return None
 
 

@@ -13,7 +13,7 @@ from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 
 
 def rules_from(config: str, client: str) -> Rules:
-    """Read the rules. Raises OSError, ValueError or KeyError if the file is missing or has another format."""
+    """Read the rules. Raises OSError, ValueError or KeyError if the file is missing or has an unknown format."""
     table = json.loads(Path(config).read_text("utf-8"))
     home = str(table["home"])
     return Rules(

@@ -19,7 +19,7 @@ _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
 
 class Reach(IntEnum):
-    """Certainty that two paths meet."""
+    """Certainty that two paths match."""
 
     NEVER = 0
     MAYBE = 1
@@ -58,7 +58,7 @@ def is_pattern(place: str) -> bool:
 
 
 def touches(place: str, kept: str) -> Reach:
-    """Return the certainty that a path is the protected one, a folder around it, or a path inside it."""
+    """Return the certainty that a path is the protected one, a parent folder of it, or a path inside it."""
     place = place.rstrip("/")
     if not is_pattern(place):
         near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
@@ -88,5 +88,5 @@ def is_in(place: str, kept: str) -> Reach:
 
 
 def around(place: str, kept: str) -> bool:
-    """Return whether a path is surely a folder around the protected one."""
+    """Return whether a path is certainly a parent folder of the protected one."""
     return touches(place, kept) is Reach.SURELY and is_in(place, kept) is Reach.NEVER

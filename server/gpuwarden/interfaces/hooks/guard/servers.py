@@ -21,7 +21,7 @@ MACHINES: Final = frozenset({"pod", "pods", "instance", "instances", "machine", 
 HARMLESS: Final = frozenset({"template", "templates", "key", "keys", "tag", "tags", "secret", "secrets", "label",
                              "labels", "registry", "comment", "env", "variable", "alert", "search", "list", "get",
                              "describe", "logs", "docs"})  # fmt: skip
-"""Words in the names of tools that end no machine; these words take precedence over the other words of a name."""
+"""Words in the names of tools that stop or delete no machine. They take precedence over other words of the name."""
 SHELL_FIELDS: Final = frozenset({"command", "cmd", "cli_command", "commands", "shell", "bash", "script", "input"})
 CODE_FIELDS: Final = frozenset({"code", "python", "source", "javascript"})
 REQUEST_FIELDS: Final = frozenset({"query", "mutation", "body", "path", "url", "endpoint", "request", "data"})
@@ -64,7 +64,7 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
     ended = {w for f, text in texts if f in STATE_FIELDS for w in _words(text)} & ENDED
     ends = words & VERBS or (platform and ended)
     if ends and not looks and (platform or words & MACHINES):
-        return f"`{name}` of the MCP server `{server[:60]}` ends or deletes a resource"
+        return f"`{name}` of the MCP server `{server[:60]}` stops or deletes a resource"
     far = platform or bool(_words(server) & {"ssh", "remote", "sftp", "gpu", "host"})
     if not far and not words & LOOKS and (why := _file_tool(words, given, texts, judge)):
         return why
@@ -75,14 +75,14 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
         elif field_name in CODE_FIELDS:
             why = judge.spoken(text)
         elif platform and not looks and field_name in REQUEST_FIELDS and judge.patterns.request.search(text):
-            why = "the request ends a resource"
+            why = "the request stops or deletes a resource"
         if why:
             return why
     return None
 
 
 def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge: Judge) -> bool:
-    """Return whether the server, the tool or an argument names a platform, or a request has a platform's address."""
+    """Return whether the server, the tool or an argument names a platform, or a request is addressed to a platform."""
     names = [tool, *(text for field_name, text in texts if field_name in PLACE_FIELDS)]
     for word in judge.patterns.servers:
         if word in _words(server) or word in server.split("-"):
@@ -96,7 +96,7 @@ def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge
 
 
 def _file_tool(words: set[str], given: Mapping[str, Any], texts: Sequence[tuple[str, str]], judge: Judge) -> str | None:
-    """Return the reason to block a tool that works on files of this machine."""
+    """Return the reason to block a tool that changes files on this machine."""
     for field_name, text in texts:
         if (field_name in PATH_FIELDS or "path" in field_name) and "\n" not in text:
             path = text.removeprefix("file://")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 MARK: Final = "gpuwarden.interfaces.hooks.guard"
 OLD_MARK: Final = "guard.py"
-"""Names of this guard in a client's configuration: the present one, and the one of older versions."""
+"""Names of this guard in a client's configuration: the current name and that of older versions."""
 MOST_BYTES: Final = 2_000_000
 DECIDES: Final = re.compile(
     r"GPUWARDEN_(?:HOME|POLICY|REHEARSAL_CAPS_\w+|CAPS_\w+|PLATFORMS|APPROVAL_\w+|SECRETS_\w+|WATCH_\w+|RECEIPT_\w+"
@@ -155,7 +155,9 @@ def may_be_off(text: str) -> bool:
 def code_edits(text: str) -> str | None:
     """Return the reason to block code in another language that writes a file reserved for the user."""
     found = _KEPT_IN_CODE.search(text)
-    return f"the code writes `{found[0]}`; only the user may" if found and _WRITES_IN_CODE.search(text) else None
+    return (
+        f"the code writes `{found[0]}`; only the user may do that" if found and _WRITES_IN_CODE.search(text) else None
+    )
 
 
 def contents(path: str, most: int = MOST_BYTES) -> str | None:

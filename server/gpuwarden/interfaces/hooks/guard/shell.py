@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MOST_ROUNDS: Final = 40
-"""Maximum number of loop words or lines that are checked one by one; a longer loop is checked once with all.
+"""Maximum number of loop words or lines that are checked one by one; a longer loop is checked once with all of them.
 """
 MOST_ALL_ROUNDS: Final = 200
 APART: Final = frozenset({"subshell", "command_substitution", "process_substitution"})
-"""Nodes that run in a subshell: a change of folder in a subshell does not outlast it."""
+"""Nodes that run in a subshell. When a subshell ends, its change of folder has no further effect."""
 _GROUPS: Final = frozenset({"list", "pipeline", "negated_command"})
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Input and output of a command: the texts on its standard input, and the files to which its output goes."""
+    """Input and output of a command: the texts on its standard input, and the files that receive its output."""
 
     stdin: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     fed: bool = False
 
     def and_(self, other: Feed) -> Feed:
-        """Return the union of both."""
+        """Return the combined input and output."""
         return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
@@ -172,7 +172,7 @@ class Reader(Words):
     # ------------------------------------------------------------------------------------------- groups of commands
 
     def _may_repeat(self, times: int) -> bool:
-        """Return whether a loop may be walked once for each of its words, and count these rounds."""
+        """Return whether a loop may be walked once for each of its words, and count these iterations."""
         self.rounds += times
         return times <= MOST_ROUNDS and self.rounds <= MOST_ALL_ROUNDS
 

@@ -1,4 +1,4 @@
-"""Programs that run another program, and the position of that program among their words."""
+"""Programs that run another program, and the position of that program in their arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "r
 SOURCED: Final = frozenset({"source", "."})
 CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
                "deno": "eval", "ipython": "-c", "tsx": "-e", "rscript": "-e", "julia": "-e"}  # fmt: skip
-"""Option that takes code, by interpreter."""
+"""Option that is followed by code, for each interpreter."""
 KEYWORDS: Final = frozenset({"!", "{", "}", "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "time",
                              "coproc", "noglob", "nocorrect"})  # fmt: skip
 WRAPPERS: Final[dict[str, str]] = {
@@ -26,7 +26,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
     "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
 }  # fmt: skip
-"""One-letter options that take a value, by wrapper."""
+"""One-letter options that are followed by a value, for each wrapper."""
 RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba",
                             "docker", "podman", "nerdctl", "docker-compose", "op", "doppler", "infisical", "chamber",
                             "mise", "direnv", "aws-vault", "dotenv", "pnpm", "yarn", "npm", "bun", "nix", "nix-shell",
@@ -36,12 +36,12 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "alacritty", "foot", "wezterm", "ghostty", "tilix", "terminator", "xfce4-terminal",
                             "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
                             "faketty"})  # fmt: skip
-"""Programs with subcommands and many options that run a program somewhere among their words."""
+"""Programs with subcommands and many options that run a program given at any position in their arguments."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
                           "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
                           "dotool"})  # fmt: skip
-"""Programs that run text in a language other than shell, or that type the text."""
+"""Programs that run text in a language other than shell, or that type text into a terminal."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
 """Programs that later run the shell text from their standard input."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
@@ -53,11 +53,11 @@ FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X",
 BETWEEN: Final = "\x1f"
 """Separator of the arguments of a function."""
 FLEETS: Final = frozenset({"pdsh", "clush", "dsh", "pssh", "parallel-ssh", "ansible", "salt", "salt-ssh", "fab", "aws"})
-"""Programs that run a command on other machines, somewhere among their words."""
+"""Programs that run a command on other machines; the command can be at any position in their arguments."""
 ENDING: Final = frozenset({"rm", "rmdir", "shred", "unlink", "truncate", "find", "rsync", "shutdown", "poweroff",
                            "halt", "systemctl", "sudo"})  # fmt: skip
 REMOVERS: Final = frozenset({"rm", "rm -rf", "rm -r", "rm -fr", "rm -f", "rmdir", "unlink", "shred"})
-"""Commands without a path, as in code that appends a path."""
+"""Removal commands without a path, as in code that appends the path."""
 WINDOWS: Final = frozenset({"powershell", "pwsh", "cmd"})
 SSH_VALUED: Final = "bcDEeFIiJLlmOopQRSWw"
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")

@@ -29,7 +29,7 @@ _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 class Write:
     """A target and the files that are copied to it.
 
-    `fed`: its text comes from standard input; `said`: its text comes from the words.
+    `fed`: the text comes from standard input; `said`: the text comes from the arguments.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Write:
 
 
 def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
-    """Yield the writes of a program besides its standard output."""
+    """Yield the files that a program writes, except its standard output."""
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)

@@ -22,7 +22,7 @@ from gpuwarden.interfaces.http.contract.live import EVERY_S, Json, Live, Place, 
 from gpuwarden.interfaces.http.serving import Serving
 
 ALIVE_S: Final = 15.0
-"""Seconds without an event after which a comment keeps the stream alive."""
+"""Seconds without an event after which a comment is sent to keep the stream alive."""
 SEND_S: Final = 30.0
 """Maximum seconds that a WebSocket client may take to read one message."""
 PATH: Final = "/api/jobs/{job}/events"

@@ -1,7 +1,7 @@
 """Follow jobs: events of the ledger, points and alerts of the metric store, at most four times a second.
 
-One task polls for all subscribers and finds the writes of every process: this one, the watch, a command. The queue of a
-slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
+One task polls for all subscribers and detects the writes of every process: this one, the watch, a command. The queue of
+a slow subscriber is bounded: the newest point of each metric, and MAX_WAITING events. Further events remain in storage
 until the subscriber reads them, so a slow connection loses none.
 """
 
@@ -120,7 +120,7 @@ class Live:
 
     @contextmanager
     def following(self, job_id: str, since: Place | None = None, who: str = "") -> Iterator[Subscriber]:
-        """Subscribe to a job: its present state first, then changes.
+        """Subscribe to a job: its current state first, then changes.
 
         `since` replays the events after a position. Raises the errors of `admit`.
         """

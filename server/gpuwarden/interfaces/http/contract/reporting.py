@@ -40,11 +40,13 @@ from gpuwarden.metrics.points import (
 
 JOBS: Final[tuple[Kind, ...]] = ("job",)
 LATE_S: Final = 7 * 86_400.0
-"""Seconds after its end during which a job may still report, because a lost connection may have delayed its spool."""
+"""Seconds after the end of a job during which it may still report, because a lost connection may have delayed its
+spool.
+"""
 LOOK_S: Final = 60.0
-"""Seconds between two checks whether a job may still report."""
+"""Seconds between two checks of whether a job may still report."""
 LARGE: Final = 64 << 10
-"""Bytes above which a post is parsed in a thread, so that it does not delay other requests."""
+"""Size in bytes above which a post is parsed in a thread, so that it does not delay other requests."""
 MAX_KNOWN: Final = 10_000
 SHOWN: Final = 20
 """Maximum number of ignored values that one response names."""
@@ -52,8 +54,8 @@ WORDS: Final = {
     Problem.NO_OBJECT: "it is not a JSON object",
     Problem.NO_JOB: "it names no job",
     Problem.NO_POINTS: "it has no list of points",
-    Problem.TOO_MANY_POINTS: "it exceeds the number of points per post",
-    Problem.BAD_STEP: "it is not a whole number of 0 or more",
+    Problem.TOO_MANY_POINTS: "it exceeds the maximum number of points per post",
+    Problem.BAD_STEP: "it is not a non-negative integer",
     Problem.BAD_TIME: "it is neither an ISO 8601 time nor seconds since 1970",
     Problem.UNPLACED: "it has neither a step nor a timestamp",
     Problem.BAD_TYPE: "it is not one of the six alert types",
@@ -78,7 +80,7 @@ class Reporters:
             try:
                 job = read_job(self.ctx.ledger, job_id)
             except NotFound:
-                raise AuthFailed("the key belongs to a job that this ledger does not have") from None
+                raise AuthFailed("the key belongs to a job that this ledger does not contain") from None
             if job.state in TERMINAL_JOBS and now - job.since > LATE_S:
                 raise AuthFailed("the key has expired: its job ended long ago")
             if len(self._known) >= MAX_KNOWN:
@@ -91,7 +93,7 @@ class Reporters:
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
-    """Return both routes. Their posts are committed in common batches."""
+    """Return both routes. Their posts are committed in shared batches."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
     batches = Batches(ctx.metrics)
 

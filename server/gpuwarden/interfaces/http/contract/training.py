@@ -1,4 +1,4 @@
-"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status, with the usual gates."""
+"""POST /api/training/deploy/{platform} and GET /api/training/{job}/status, with the same gates as the tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
     async def deploy(request: Request) -> Response:
         """Check a job and launch it. On a rented platform a call without a receipt returns findings, price and receipt.
 
-        The body has the arguments of submit_job except the platform, which is in the path.
+        The body contains the arguments of submit_job except the platform, which is in the path.
         """
         given = await _object(request)
         receipt, dry_run = given.pop("receipt", None), given.pop("dry_run", False)

@@ -1,4 +1,4 @@
-"""Routes for approvals on the page: the facts as on a terminal, confirmed by a passkey or a code from a terminal.
+"""Routes for approvals on the page: the same facts as at a terminal, confirmed by a passkey or a code from a terminal.
 
 Only a browser session can call them, from a page of this server. A session alone can't approve, and tokens have no
 access to these routes. The signature covers the digest of the facts that were shown; every challenge works once.
@@ -145,7 +145,7 @@ class ApprovalPages:
         site = Site.of(request.headers.get("origin", ""), self.settings)
         known = [one for one in passkeys(self.ctx) if one.site == site.host]
         if not known:
-            raise Refused("no passkey is registered here", "Register one on a terminal: gpuwarden passkey add NAME.")
+            raise Refused("no passkey is registered here", "Register one in a terminal: gpuwarden passkey add NAME.")
         facts = await self._facts(ticket)
         if not facts["open"]:
             raise Conflict("this request was already answered")
@@ -166,7 +166,7 @@ class ApprovalPages:
             raise Refused("the facts changed since they were shown", AGAIN)
         session, code = principal_of(request).id, str(body.get("code", ""))[:100]
         made = await use_code(self.ctx, ticket, facts["digest"], session, code)
-        with acting_as(person_of(made.actor)):  # the user who approved on the terminal
+        with acting_as(person_of(made.actor)):  # the user who approved at the terminal
             return await self._approved(ticket, facts["digest"], f"one-time code of {made.data.by}")
 
     async def answer(self, request: Request) -> Response:
@@ -195,7 +195,7 @@ class ApprovalPages:
     async def state(self, request: Request) -> Response:
         """GET the progress of an approved teardown.
 
-        Each call advances the teardown by one step, like waiting on a terminal.
+        Each call advances the teardown by one step, as waiting at a terminal does.
         """
         found = await proceed(self.ctx, request.path_params["ticket"])
         message = shown(results.torn_down(found).message)
@@ -228,4 +228,4 @@ class ApprovalPages:
         made = self.challenges.take(principal_of(request).id, permit.subject)
         register(self.ctx, permit, registered(site, made, body.get("credential")))
         name = permit.subject.removeprefix("passkey/")
-        return JSONResponse({"ok": True, "message": f"The passkey {name} can approve from now on."})
+        return JSONResponse({"ok": True, "message": f"The passkey {name} can now approve."})

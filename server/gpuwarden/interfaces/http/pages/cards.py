@@ -48,7 +48,7 @@ FEW_POINTS: Final = 60
 ROWS: Final = 20
 """Maximum number of entries of a list on a card."""
 FOLLOWED: Final = 8
-"""Maximum number of machines in a list with their job's curve and evidence."""
+"""Maximum number of machines in a list that are shown with their job's curve and evidence."""
 TEXT: Final = 400
 """Maximum number of characters of one text on a card, such as a path, a name or a reason."""
 FIELDS: Final = {
@@ -78,7 +78,7 @@ FIELDS: Final = {
 def document(kind: Kind) -> str:
     """Return the HTML of a card.
 
-    The card's content security policy allows only its own script and style, and no loading.
+    The card's content security policy allows only its own script and style, and no requests.
     """
     read = {name: files()[name][0].decode() for name in (*STYLES, *SCRIPTS)}
     style, script = ("\n".join(read[name] for name in names) for names in (STYLES, SCRIPTS))
@@ -138,7 +138,7 @@ async def machines_card(ctx: Context, reply: InstancesReply) -> View:
         "texts": {
             "message": shown(reply.message),
             "rate": usd_per_hour(rate) if billing else "",
-            "hidden": f"without {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
+            "hidden": f"excluding {counted(hidden, 'machine')} of unknown cost or price" if hidden else "",
             "over": f"and {counted(over, 'machine')} more" if over > 0 else "",
             "looked": f"updated {local(ctx.clock.now(), '%Y-%m-%d %H:%M:%S')}",
         },
@@ -199,7 +199,7 @@ def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -
 
 
 def curve_texts(metric: str, curve: Curve) -> Row:
-    """Return a curve in words: its first and last value, its range, and the number of non-finite values."""
+    """Describe a curve in words: its first and last value, its range, and the number of non-finite values."""
     if not curve.values:
         return dict.fromkeys(("metric", "curve", "high", "low", "odd"), "")
     first, last, low, high = curve.values[0], curve.values[-1], min(curve.values), max(curve.values)

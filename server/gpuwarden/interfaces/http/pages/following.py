@@ -1,6 +1,6 @@
 """Streams that update open pages. They send the full view of a page whenever it differs from the previous view.
 
-One task builds each view once for all windows of a page: soon after a change of the ledger or the metric store, and
+One task builds each view once for all windows of a page: soon after a change in the ledger or the metric store, and
 every few seconds for data that is not recorded there, such as a log. A slow window skips views but never falls behind,
 since views are not queued. Without open windows no view is built.
 """
@@ -37,7 +37,7 @@ ALIVE_S: Final = 15.0
 SHARE: Final = 4.0
 """After building views, the task pauses for this multiple of the time that it took."""
 MAX_STREAMS: Final = 200
-"""Maximum streams of all pages, a part of the server's connections. A page without a stream polls instead."""
+"""Maximum number of streams of all pages, which share the server's connections. A page without a stream polls."""
 MAX_EACH: Final = 20
 """Maximum number of streams of one session or token, so that one can't use up the streams of all others."""
 

@@ -54,10 +54,10 @@ COPIES: Final = {
 
 
 def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
-    """Return one job from `seen`, its last poll, or without a poll from the ledger. Raises NotFound."""
+    """Return the view of one job from its last poll `seen`, or from the ledger without a poll. Raises NotFound."""
     job = read_job(ctx.ledger, job_id)
     line = line_of(ctx, job)
-    # If the machine is gone, its last poll has the progress of the job.
+    # If the machine is gone, its last poll contains the progress of the job.
     last = replace(seen, observation=line.seen) if seen and not seen.observation and job.state not in ACTIVE else seen
     reply = (
         results.checked(last, ctx.hidden(last.texts, job.spec.secrets))
@@ -123,7 +123,9 @@ def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError
 
 
 def controls(ctx: Context, job: JobRecord) -> tuple[NextStep, ...]:
-    """Return the step that pauses or resumes a job. The page shows it as a command, as its session is read-only."""
+    """Return the step that pauses or resumes a job. The page shows it as a command, because its session is
+    read-only.
+    """
     if job.state is Job.PAUSED and not job.resume_requested:
         return (do(Action.RESUME, "to continue from its checkpoint, within the approval and the caps", job_id=job.id),)
     serverless = ctx.profile(job.spec.platform).kind == "serverless"
@@ -150,7 +152,7 @@ def _texts(job: JobRecord, reply: CheckReply) -> Row:
         "elapsed": span(reply.elapsed_s),
         "left": span(reply.remaining_s),
         "attempt": str(max(1, reply.attempt)),
-        # The reason of a normal exit already names the exit code.
+        # The reason for a normal exit already contains the exit code.
         "exit": "" if reply.exit_code is None or reply.reason == Code.EXITED else f"exit code {reply.exit_code}",
     }
 
@@ -205,7 +207,7 @@ def _kept(reply: CheckReply) -> list[Row]:
 
 
 def _health(seen: Checked | None) -> list[Row]:
-    """Return the machine's last report as gauges, each with its share in use."""
+    """Return the machine's last report as gauges, each with the percentage in use."""
     observed = seen.observation if seen else None
     beat = observed.beat if observed and observed.beat else Beat()
     disk = _used(beat.disk_free, beat.disk_total)

@@ -25,7 +25,7 @@ OVERVIEW_S: Final = 15.0
 FIRST_S: Final = 1.0
 """Seconds that a page waits for a first poll; after that it shows the state in the ledger."""
 LOG_BYTES: Final = 64 << 10
-"""Bytes of a log's end that a poll reads."""
+"""Number of bytes at the end of a log that a poll reads."""
 KEPT: Final = 100
 """Maximum number of jobs whose last poll is kept."""
 

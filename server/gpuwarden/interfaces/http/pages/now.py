@@ -12,11 +12,11 @@ from gpuwarden.interfaces.results.overview import JobLineReply, JobsReply, Statu
 ANSWERED = frozenset({"teardown", "spending", "price"})
 """Kinds of questions that have an approval page."""
 ROWS = 50
-"""Maximum number of rows in a list; the page of all jobs has the rest."""
+"""Maximum number of rows in a list; the page of all jobs lists the others."""
 
 
 def now_view(reply: StatusReply) -> View:
-    """Return the view of the start page. Between two responses, `meters` advance from an amount at a rate per hour."""
+    """Return the view of the start page. Each meter has an amount and an hourly rate at which the page advances it."""
     spent, alike = reply.spending, (*reply.running, *reply.ended)
     cap = spent.per_day_cap_usd
     pretend = sum(line.price_usd_per_hour or 0.0 for line in alike if line.billing and line.pretend)
@@ -59,7 +59,7 @@ def now_view(reply: StatusReply) -> View:
 
 
 def job_row(line: JobLineReply) -> Row:
-    """Return one job of a list."""
+    """Return the row of one job in a list."""
     share = line.step / line.total_steps if line.step is not None and line.total_steps else None
     clock = line.clocks[0] if line.clocks else None
     return {

@@ -1,4 +1,4 @@
-"""Views of the platforms (survival of storage, deadlines) and of the references (known failures)."""
+"""Views of the platforms (persistence of storage, deadlines) and of the references (known failures)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS: Final = {"stop": "stop", "terminate": "terminate", "preemption": "interru
 
 
 def platforms_view(ctx: Context) -> View:
-    """Return every platform with the survival of its storage, and the deadlines of rented machines."""
+    """Return every platform with the persistence of its storage, and the deadlines of rented machines."""
     names = [name for name in ctx.platforms() if not name.startswith(REHEARSAL)]
     return {
         "heads": [HEADS[event] for event in EVENTS],
@@ -98,7 +98,7 @@ def running_clocks(ctx: Context) -> list[Row]:
 
 
 def knowledge_view(query: str) -> View:
-    """Return the references' matches for a symptom or for lines of a log."""
+    """Return the entries of the references that match a symptom or lines of a log."""
     reply = look_up(query) if query.strip() else None
     return {
         "query": query,

@@ -96,7 +96,7 @@ def headed(endpoint: Endpoint) -> Endpoint:
 
 
 def _number(request: Request, name: str) -> float | None:
-    """Return a number of the query; None if it is not given. Raises BadRequest."""
+    """Return a number from the query string; None if it is not given. Raises BadRequest."""
     text = request.query_params.get(name, "")
     try:
         value = float(text) if text else None
@@ -216,12 +216,12 @@ class Pages:
         low, high = _number(request, "from"), _number(request, "to")
         between = (low, high) if low is not None and high is not None else None
         metric = request.query_params.get("metric", "")
-        # In a thread, as a million points take 0.2 s.
+        # Run in a thread, because a million points take 0.2 s.
         found = await to_thread.run_sync(self.curves.view, job_id, job.spec.name, metric, between)
         return JSONResponse(clean(self.ctx, found))
 
     async def log(self, request: Request) -> Response:
-        """GET the part of a log before a byte."""
+        """GET the part of a log before a byte offset."""
         before = int(_number(request, "before") or 0)
         job_id = request.path_params["job_id"]
         start = max(0, before - LOG_BYTES)
@@ -241,12 +241,12 @@ class Pages:
         return page("money.html", clean(self.ctx, money_view(self.ctx, days)), here="Money")
 
     async def platforms(self, _request: Request) -> Response:
-        """GET /platforms: the survival of storage, and the platforms' deadlines."""
+        """GET /platforms: the persistence of storage on each platform, and the platforms' deadlines."""
         return page("platforms.html", clean(self.ctx, platforms_view(self.ctx)), here="Platforms")
 
     async def knowledge(self, request: Request) -> Response:
         """GET /knowledge: search the references."""
-        # In a thread, as the first read of the references takes a second.
+        # Run in a thread, because the first read of the references takes a second.
         view = await to_thread.run_sync(knowledge_view, request.query_params.get("q", "")[:4_000])
         return page("knowledge.html", clean(self.ctx, view), here="Knowledge")
 

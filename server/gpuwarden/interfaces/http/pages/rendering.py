@@ -83,6 +83,6 @@ def environment() -> Environment:
 
 
 def page(template: str, view: View, *, status: int = 200, **more: Any) -> HTMLResponse:
-    """Return the page of a template and a view."""
+    """Render a page from a template and a view."""
     text = environment().get_template(template).render(view=view, **more)
     return HTMLResponse(text, status_code=status, headers={"cache-control": "no-store"})

@@ -1,4 +1,7 @@
-"""Challenges for passkeys, each for one session and one purpose and used once, and checks of the signed responses."""
+"""Challenges for passkeys, and checks of the signed responses.
+
+A challenge is valid for one session and one purpose, and can be used once.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Challenge:
 
 
 class Challenges:
-    """The open challenges of one server. They are kept in memory only, so a restart voids them."""
+    """The open challenges of one server. They are kept in memory only, so a restart invalidates them."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -121,7 +124,7 @@ def registered(site: Site, challenge: Challenge, credential: object) -> PasskeyR
 
 
 def approval_options(site: Site, challenge: Challenge, known: list[Passkey]) -> dict[str, Any]:
-    """Return the options with which a browser signs a challenge by a registered passkey."""
+    """Return the options with which a browser signs a challenge with a registered passkey."""
     from webauthn import generate_authentication_options, options_to_json
     from webauthn.helpers import base64url_to_bytes
     from webauthn.helpers import structs as kinds
@@ -145,7 +148,7 @@ def signed_by(site: Site, challenge: Challenge, credential: object, known: list[
     given = _as_dict(credential)
     passkey = next((one for one in known if one.credential == given.get("id") and one.site == site.host), None)
     if passkey is None:
-        raise Refused("this passkey is not registered here", "Register it on a terminal: gpuwarden passkey add NAME.")
+        raise Refused("this passkey is not registered here", "Register it in a terminal: gpuwarden passkey add NAME.")
     try:
         found = verify_authentication_response(
             credential=given,

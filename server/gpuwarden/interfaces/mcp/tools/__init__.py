@@ -1,1 +1,1 @@
-"""The MCP tools, one module per subject. Each offers `add(server, ctx)`."""
+"""The MCP tools, one module per subject. Each provides `add(server, ctx)`."""

@@ -45,7 +45,7 @@ def failure(ctx: Context, error: WardenError) -> CallToolResult:
     full = _structured(reply)
     try:
         values = ctx.hidden(full)
-    except WardenError:  # the server can't start, which is the error itself
+    except WardenError:  # the server can't start; `error` already reports that
         values = ()
     body, short = scrubbed(full, values), scrubbed(reply.short(), values)
     return CallToolResult(content=[_text(short)], structured_content=body, is_error=True)

@@ -133,7 +133,7 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         """Check a training job and launch it. On a rented platform the first call returns findings, price and a
         receipt; a call with only that receipt launches, once. Returns at once; follow with check_job.
         """
-        # The parameters that are fields of the spec; an omitted one takes the spec's default.
+        # The parameters that are fields of the spec; an omitted one gets the spec's default.
         given = {
             field: value for field, value in locals().items() if field in JobSpec.model_fields and value is not None
         }

@@ -43,7 +43,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     """Add the tool to a server."""
 
     async def look(job_id: str, verb: Verb) -> TeardownView:
-        """Return the current request. Resolved once per call, so that the user approves the facts that were shown."""
+        """Return the current request. It is resolved once per call, so that the user approves the facts that were
+        shown.
+        """
         return await request(ctx, job_id, verb)
 
     async def ask_person(
@@ -86,21 +88,21 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
                 info = f"token {token.subject}, {info}"
             await approve(ctx, view.record.id, view.record.digest, channel=CHANNEL, by=line(info, 120))
             return answer(ctx, results.torn_down(await proceed(ctx, view.record.id)))
-        if choice is False:  # only this is an objection
+        if choice is False:  # only an explicit no is an objection
             declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the user in the client")
             ctx.ledger.add(view.record.subject, declined)
             object_to(ctx, job_id, declined.channel, declined.by)
-        elif not isinstance(form, Unasked):  # perhaps an automatic answer of the client, never shown to the user
+        elif not isinstance(form, Unasked):  # the client may have answered without showing the form
             ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=said.action))
         return answer(ctx, results.torn_down(view, declined=choice is False))
 
 
 def question(view: TeardownView) -> str:
-    """Return the question to the user. It names the digest of the facts, so that a yes applies to these facts only."""
+    """Return the question to the user. It contains the digest of the facts: an approval applies to them only."""
     lease, record = view.lease, view.record
-    dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted there"
+    dying = f"{counted(len(view.dying), 'file')}, {sum(f.size for f in view.dying):,} bytes, will be deleted"
     copies = f"; verified copies are in {view.copy_at}" if view.copy_at and view.dying else ""
-    # A changed text would be asked again, so the cost is that at the time of the ticket.
+    # The user would be asked again if the text changed, so it contains the cost at the time of the ticket.
     price = lease.instance.price_usd_per_hour if lease.instance else None
     cost = None if price is None else price * (record.since - lease.opened_at) / 3600
     return (

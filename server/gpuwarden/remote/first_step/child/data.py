@@ -1,4 +1,4 @@
-"""Serve the Hub's datasets from the parent's rows, and handle calls that request more rows."""
+"""Load datasets of the Hub from the rows that the parent downloaded, and handle calls that request more rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def patch_datasets(record: Record, datasets: ModuleType) -> None:
 
     datasets.load_dataset = load_dataset  # type: ignore[attr-defined]
     datasets.load.load_dataset = load_dataset
-    few = "the rows of the viewer"
+    few = "the rows of the dataset viewer"
 
     def select(self: Any, indices: Any, *args: Any, **given: Any) -> Any:
         wanted = list(indices) if not isinstance(indices, int) else indices
@@ -85,7 +85,7 @@ def _config(path: str, configs: Dict[str, Any], name: Optional[str]) -> Dict[str
 def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, Any], given: Dict[str, Any]) -> Any:
     splits = config["splits"]
     made_up = any(s.get("made_up") for s in splits.values())
-    record.replaced(f"dataset {path}", f"{ROWS} rows of the viewer" if not made_up else "rows made up from its columns",
+    record.replaced(f"dataset {path}", f"{ROWS} rows from the Hub" if not made_up else "rows made from its columns",
                     made_up=made_up)  # fmt: skip
 
     def one(name: str) -> Any:
@@ -97,7 +97,7 @@ def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, A
             features = datasets.Features.from_dict(types) if types else None
             rows = [{k: _cell(v, types.get(k)) for k, v in row.items()} for row in rows]
             table = datasets.Dataset.from_list((rows * ROWS)[:ROWS], features=features)
-        except Exception as error:  # of the viewer's types, which may be newer than the library
+        except Exception as error:  # the Hub's viewer may use types that this library does not know
             raise Stopped(f"no rows of {path} can be created here: {type(error).__name__}: {error}") from error
         return table.to_iterable_dataset() if given.get("streaming") else table
 
@@ -145,7 +145,7 @@ def _picture(side: int = 64) -> bytes:
 
 
 def _sound() -> bytes:
-    """Return a second of silence as WAV."""
+    """Return one second of silence in WAV format."""
     made = io.BytesIO()
     with wave.open(made, "wb") as file:
         file.setnchannels(1)

@@ -13,7 +13,7 @@ _GPUS = ("cuda", "xpu", "npu", "hpu", "mps")
 
 
 def patch_torch(record: Record, torch: ModuleType) -> None:
-    """Patch torch as a whole."""
+    """Patch `torch`: report an H100, and run everything on the CPU."""
     from torch.overrides import TorchFunctionMode
 
     def placed(value: Any) -> Any:
@@ -58,7 +58,7 @@ def patch_torch(record: Record, torch: ModuleType) -> None:
     torch.cuda.is_bf16_supported = lambda *args, **given: True
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, major=9, minor=0)
     torch.cuda.get_device_properties = lambda *args, **given: properties
-    hooks = importlib.import_module("torch.optim.optimizer")  # torch deletes the attribute of that name
+    hooks = importlib.import_module("torch.optim.optimizer")  # `torch.optim` deletes its attribute `optimizer`
     hooks.register_optimizer_step_post_hook(lambda *args: _stepped(record))
 
 
@@ -70,7 +70,7 @@ def _stepped(record: Record) -> None:
 
 
 def patch_loader(record: Record, module: ModuleType) -> None:
-    """Let a DataLoader read in this process."""
+    """Patch `DataLoader` to load data in this process, without workers."""
     original = module.DataLoader.__init__
 
     def init(self: Any, *args: Any, **given: Any) -> None:

@@ -1,7 +1,8 @@
-"""Record the errors that a script catches and ignores, since their consequences would otherwise stay unnoticed.
+"""Record the errors that a script catches and ignores, because their effects would otherwise stay unnoticed.
 
-Only handlers of all errors are watched, and only if they consist of calls: print, log, append a zero, exit. A caught
-error is a fault of the script if the script's text is wrong, or if the failed code had to save something.
+Only handlers that catch all exceptions are watched, and only if they contain nothing but calls, for example to print,
+log or exit. A caught error is a fault of the script if the code is wrong, or if the code that failed had to save
+something.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CAUGHT, SAVED_NOTHING = "__rehearsal_caught__", "__rehearsal_saved_nothing__"
 
 
 def watch(tree: ast.Module) -> ast.Module:
-    """Return the script with a call at the start of its handlers of all errors."""
+    """Return the script with a call inserted at the start of each handler that catches all exceptions."""
     watched: ast.Module = ast.fix_missing_locations(_Watched().visit(tree))
     return watched
 
@@ -30,14 +31,15 @@ def watch(tree: ast.Module) -> ast.Module:
 def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[[], None]]:
     """Return the functions that a watched script calls.
 
-    `wrong`: the error shows that the script's text is wrong. `blamed`: only the script can have caused the error.
+    `wrong`: whether the error shows that the script's code is wrong. `blamed`: whether only the script can have caused
+    the error.
     """
 
     def noting(counts: Judge) -> Callable[[], None]:
         def note() -> None:
             error = sys.exc_info()[1]
             if isinstance(error, (Stopped, Enough)):
-                raise error  # a bare `except` is intended for the script's errors
+                raise error  # the script's `except` is not meant for these
             if record.caught is None and isinstance(error, Exception) and counts(error):
                 record.caught = error
 
@@ -47,7 +49,7 @@ def watchers(record: Record, wrong: Judge, blamed: Judge) -> Dict[str, Callable[
 
 
 def saves(tree: ast.AST) -> bool:
-    """Return whether a script has a call that may save."""
+    """Return whether a script has a call that may save files."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any((f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")) in SAVING for f in calls)
 

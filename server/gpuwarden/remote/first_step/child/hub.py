@@ -1,4 +1,4 @@
-"""Replace the Hub without a network: record uploads, emulate an account, and load models from the parent's files."""
+"""Emulate the Hub without a network: record uploads, fake an account, and load models from the parent's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRITES = """upload_file upload_folder upload_large_folder create_commit create_
 
 
 def patch_hub(record: Record, module: ModuleType) -> None:
-    """Patch `huggingface_hub`, before its names are imported from it."""
+    """Patch `huggingface_hub` before other modules import names from it."""
     api = module.HfApi
 
     def noted(name: str) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def patch_models(record: Record, module: ModuleType) -> None:
             if record.supply("models", name) is None:
                 raise record.want("model", name)
             if not glob.glob(os.path.join(folder_of(hub, name), str(given.get("subfolder") or ""), "*.json")):
-                raise Stopped(f"the config of {name} is missing here")
+                raise Stopped(f"the config of {name} was not downloaded")
             given.pop("revision", None)
             config = given.get("config")
             for part in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))) if config else ():
@@ -106,7 +106,7 @@ def patch_auto(record: Record, module: ModuleType) -> None:
 
 
 def plain_loading(record: Record, given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the arguments of a load without those that need a GPU."""
+    """Return the arguments of `from_pretrained` without those that need a GPU."""
     kept = dict(given)
     for name in ("quantization_config", "load_in_4bit", "load_in_8bit"):
         if kept.pop(name, None):

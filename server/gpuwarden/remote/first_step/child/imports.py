@@ -22,7 +22,7 @@ class AfterImport(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
-        """Return the spec of a named module, with the patch behind its loader."""
+        """Return the spec of a named module, with a loader that applies the patch after the import."""
         if fullname not in self._patches:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -32,7 +32,7 @@ class AfterImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch = self._patches.pop(fullname, None)  # only now, because a module that was found may never be executed
+            patch = self._patches.pop(fullname, None)  # only here, because a module that was found may not be executed
             if patch is not None:
                 patch(module)
 

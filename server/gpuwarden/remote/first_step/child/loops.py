@@ -1,7 +1,8 @@
 """End training loops after their first optimizer step, so that the code after them runs too.
 
-A loop trains if its body calls `.backward(...)`, or a function of the script that does. A counter wraps the loop's
-items or its condition; line numbers do not change. A loop that never steps ends after `MOST` rounds.
+A loop is a training loop if its body calls `.backward(...)`, or a function of the script that does. A counter wraps
+the loop's iterable or condition; line numbers do not change. A loop without an optimizer step ends after `MOST`
+iterations.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ FEW, MORE = "__rehearsal_few__", "__rehearsal_more__"
 
 
 def shorten(tree: ast.Module) -> ast.Module:
-    """Return the script with its training loops bounded."""
+    """Return the script with limits on the iterations of its training loops."""
     bounded: ast.Module = ast.fix_missing_locations(_Bounded(_training(tree)).visit(tree))
     return bounded
 
 
 def counters(record: Record) -> Dict[str, Any]:
-    """Return the two functions that a shortened script calls."""
+    """Return the two functions that the limited loops call."""
     rounds: Dict[int, int] = {}
 
     def few(items: Iterable[Any]) -> Iterator[Any]:
@@ -58,7 +59,7 @@ class _Bounded(ast.NodeTransformer):
 
 
 def _training(tree: ast.Module) -> Set[str]:
-    """Return the names of the script's functions that train, also through each other."""
+    """Return the names of the script's functions that train, directly or by calling each other."""
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     found: Set[str] = set()
     while True:

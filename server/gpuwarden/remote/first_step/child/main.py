@@ -2,7 +2,8 @@
 
     python -I -c "import sys; sys.path.insert(0, CODE); from ...child.main import main; main(ORDER)"
 
-The order is a JSON file: the script, its arguments, the limits, and the files that the parent downloaded from the Hub.
+The order is a JSON file with the script, its arguments, the limits, and the files that the parent downloaded from the
+Hub.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from gpuwarden.remote.first_step.child.record import Enough, Record, Stopped, mo
 from gpuwarden.remote.first_step.child.verdict import is_wrong, judge, judge_caught, stopped
 
 REPORTS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".png", ".html", ".yaml")
-"""Report files. If a script saves only these, the model is lost."""
+"""The suffixes of files that contain no model. If a script saves only such files, the model is lost."""
 
 
 def main(order_file: str) -> NoReturn:
-    """Rehearse, write the outcome, and exit without waiting for the script's other threads and processes."""
-    gc.set_threshold(200_000, 20, 20)  # imports create millions of permanent objects
+    """Rehearse the script, write the outcome, and exit without waiting for the script's other threads and processes."""
+    gc.set_threshold(200_000, 20, 20)  # imports create millions of objects that are never freed
     with open(order_file, encoding="utf-8") as file:
         order = json.load(file)
     bound(order)
@@ -63,7 +64,7 @@ def bound(order: Dict[str, Any]) -> None:
     """Limit memory, processor time and file size for this process and its children."""
     try:
         import resource
-    except ImportError:  # Windows; the parent's limit of time still applies
+    except ImportError:  # Windows; the parent's time limit still applies
         return
     for what, most in ((resource.RLIMIT_DATA, order["memory"]), (resource.RLIMIT_CPU, order["cpu_s"]),
                        (resource.RLIMIT_FSIZE, order["file_bytes"]), (resource.RLIMIT_CORE, 0)):  # fmt: skip
@@ -74,10 +75,10 @@ def bound(order: Dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise Stopped in the script when its time is over, so that the traceback contains the current line."""
+    """Raise Stopped in the script when its time limit is reached, so that the traceback contains the current line."""
 
     def late(*args: Any) -> NoReturn:
-        raise Stopped(f"it took longer than {seconds:.0f} s")
+        raise Stopped(f"the script took longer than {seconds:.0f} s")
 
     if not hasattr(signal, "setitimer"):  # Windows
         yield
@@ -101,7 +102,7 @@ def peak() -> float:
 
 
 def rehearse(record: Record) -> Dict[str, Any]:
-    """Run the script with the substitutes, and judge its end."""
+    """Run the script with the substitutes, and return the outcome."""
     order = record.order
     small_models.prepare(record, order["hub_cache"])
     substitute(record)
@@ -122,9 +123,9 @@ def rehearse(record: Record) -> Dict[str, Any]:
         record.numbers.update(int(found) for word in order["args"] for found in re.findall(r"\d{1,9}", word))
         record.at("import")
         bounded = handlers.watch(loops.shorten(tree))
-        exec(compile(bounded, script, "exec"), vars(own))  # noqa: S102 - this is what the sandbox is for
+        exec(compile(bounded, script, "exec"), vars(own))  # noqa: S102 - it runs in the sandbox
     except Enough:
-        return {"outcome": "passed", "why": "its training loop has no known end; stopped after some steps"}
+        return {"outcome": "passed", "why": "the training loop has no known length and was stopped after some steps"}
     except SystemExit as error:
         if error.code not in (None, 0) and not record.caught:
             return judge(record, error, script)
@@ -139,16 +140,16 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
     if record.unfit:
         return {"outcome": "stopped", "why": record.unfit, "message": record.unfit}
     if not record.steps and "step" not in record.reached:
-        why = "it ended, and no optimizer step was detected"
+        why = "the script ended, and no optimizer step was detected"
         return {"outcome": "stopped", "why": why, "message": why}
     if record.frozen:
-        said = "it trained a model without any parameter that requires a gradient"
+        said = "the script trained a model in which no parameter requires a gradient"
         return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
     files = model_files(work)
     kept = [name for name in files if not name.endswith(REPORTS)]
     if not kept and not record.pushed and (record.unsaved or not saving):
         what = f" ({record.unsaved})" if record.unsaved else ""
-        said = f"it trained, but saved and pushed nothing{what}"
+        said = f"the script trained, but saved and pushed nothing{what}"
         return {"outcome": "fault", "certain": True, "message": said, "line": 0, "text": ""}
     if files or record.pushed:
         record.at("save")
@@ -157,7 +158,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
 
 
 def substitute(record: Record) -> None:
-    """Install every substitute right after the import of its library."""
+    """Install each substitute right after its library is imported."""
     patches: Dict[str, Callable[[Record, ModuleType], None]] = {
         "torch": devices.patch_torch,
         "torch.utils.data.dataloader": devices.patch_loader,
@@ -176,7 +177,7 @@ def substitute(record: Record) -> None:
             try:
                 patch(record, module)
             except Exception as error:
-                record.unfit = f"the substitutes do not fit {module.__name__} here: {type(error).__name__}: {error}"
+                record.unfit = f"the substitutes do not fit this {module.__name__}: {type(error).__name__}: {error}"
 
         return apply
 

@@ -8,16 +8,16 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 MOST = 40
 FEW_LAYERS = 128
-"""A size above this value in a config is a width; smaller sizes may also be numbers of layers, heads or experts."""
+"""A size in a config above this value is a width; a smaller one may also be a number of layers, heads or experts."""
 _STAGES = ("import", "arguments", "data", "model", "trainer", "step", "save", "resume", "end")
 
 
 class Stopped(BaseException):
-    """A substitute can't continue. Not an Exception, because a library would treat it as a network failure."""
+    """A substitute can't continue. Not an `Exception`, because libraries would treat that as a network failure."""
 
 
 class Enough(BaseException):
-    """A training loop without a known end has made enough steps."""
+    """A training loop of unknown length has made enough steps."""
 
 
 class Record:
@@ -47,17 +47,17 @@ class Record:
             self.reached.append(stage)
 
     def replaced(self, what: str, by: str, *, made_up: bool = False) -> None:
-        """Record a substitute. A made-up one differs from the original, so it may cause later errors."""
+        """Record a substitute. If it is `made_up`, it differs from the original and may cause later errors."""
         if len(self.substitutes) < MOST:
             self.substitutes.setdefault(what, by)
         if made_up and what not in self.made_up:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether a number in the script fits only the real model, which would explain an error.
+        """Return whether a number in the script is valid only for the real model, which would explain an error.
 
-        Such a number is a layer or head that the small model does not have, or the real width, its double, half or
-        quarter.
+        Such a number is the index of a layer or head that the small model does not have, or the real width times 1, 2,
+        1/2 or 1/4.
         """
         if not any(what.startswith("model ") for what in self.substitutes):
             return False
@@ -71,7 +71,7 @@ class Record:
         return Stopped(f"the {kind} {name} was not downloaded for the rehearsal")
 
     def supply(self, kind: str, name: str) -> Optional[Dict[str, Any]]:
-        """Return the files that the parent downloaded from a repo, None without any."""
+        """Return the files that the parent downloaded from a repo; None if there are none."""
         found: Optional[Dict[str, Any]] = self.order.get(kind, {}).get(name)
         return found
 

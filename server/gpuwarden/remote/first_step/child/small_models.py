@@ -1,6 +1,6 @@
-"""Shrink the Hub's models: the architecture of their config with few and narrow layers and random weights.
+"""Shrink the Hub's models: keep the architecture, but with few and narrow layers and random weights.
 
-The real `from_pretrained` then loads these weights, so that its arguments, dtypes and heads are checked by the library.
+The real `from_pretrained` then loads these weights, so that the library checks the arguments, dtypes and heads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TO: Dict[str, int] = {
 
 
 def shrink(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a config of the same architecture with small sizes; the vocabulary stays, because the tokenizer does."""
+    """Return a config with the same architecture and small sizes. The vocabulary size is kept for the tokenizer."""
     small: Dict[str, Any] = {}
     heads = config.get("num_attention_heads")
     for name, value in config.items():
@@ -63,7 +63,7 @@ def _rope(name: str, value: Any) -> Any:
 
 
 def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int, int]]:
-    """Yield the numbers of a config that are smaller now: small, real."""
+    """Yield the small and the real value of each number in a config that was reduced."""
     for name, value in config.items():
         if isinstance(value, dict) and isinstance(small.get(name), dict):
             yield from lowered(value, small[name])
@@ -72,7 +72,7 @@ def lowered(config: Dict[str, Any], small: Dict[str, Any]) -> Iterator[Tuple[int
 
 
 def prepare(record: Record, hub: str) -> None:
-    """Replace the configs of the models in the Hub's cache by small ones."""
+    """Replace the model configs in the Hub's cache with small ones."""
     for name in record.order.get("models", {}):
         for path in glob.glob(os.path.join(folder_of(hub, name), "**", "config.json"), recursive=True):
             with open(path, encoding="utf-8") as file:
@@ -84,7 +84,7 @@ def prepare(record: Record, hub: str) -> None:
 
 
 def folder_of(hub: str, name: str) -> str:
-    """Return the folder of a model's only snapshot. The parent created the snapshot."""
+    """Return the folder of a model's only snapshot, which the parent process created."""
     return os.path.join(hub, "models--" + name.replace("/", "--"), "snapshots", "rehearsal")
 
 

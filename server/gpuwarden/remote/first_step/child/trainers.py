@@ -63,7 +63,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
         return new_init
 
     def subclass(cls: Any, /, **given: Any) -> None:
-        if "__init__" in vars(cls):  # trl's trainers copy settings before they call this one
+        if "__init__" in vars(cls):  # trl's trainers copy settings before they call the base class
             cls.__init__ = lowered(cls.__init__)
 
     def new_train(self: Any, *args: Any, **given: Any) -> Any:
@@ -72,7 +72,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
         record.unsaved = f"save_strategy={strategy!r}" if strategy == "no" else None
         record.frozen = not any(p.requires_grad for p in self.model.parameters())
         for name in ("num_train_epochs", "max_steps", "save_steps", "eval_steps", "logging_steps"):
-            value = getattr(settings, name, None)  # these are replaced below, so compare them as the library does
+            value = getattr(settings, name, None)  # fail as the library would: the values are replaced below
             assert value is None or value < 1 or value >= 1, f"{name} is {value}"
         lower(settings)
         settings.max_steps, settings.logging_steps = 1, 1
@@ -93,7 +93,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
     def new_evaluate(self: Any, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         whole = self.eval_dataset
-        self.eval_dataset = few(whole, self.args)  # the argument stays, because scripts compare with its rows
+        self.eval_dataset = few(whole, self.args)  # `eval_dataset` is unchanged: scripts use its length
         try:
             return evaluate(self, eval_dataset, *args, **given)
         finally:
@@ -104,7 +104,7 @@ def patch_trainer(record: Record, module: ModuleType) -> None:
 
 
 def lower(settings: Any) -> None:
-    """Lower the sizes of a trainer's settings, once the library has checked those of the script."""
+    """Lower the sizes in a trainer's settings, after the library has checked the script's values."""
     if not hasattr(settings, "num_generations"):
         settings.per_device_train_batch_size = min(settings.per_device_train_batch_size, ROWS)
         settings.gradient_accumulation_steps = min(settings.gradient_accumulation_steps, 2)
@@ -118,7 +118,7 @@ def lower(settings: Any) -> None:
 
 
 def few(rows: Any, settings: Any) -> Any:
-    """Return the first rows of the data that a trainer evaluates with."""
+    """Return the first rows of the dataset that a trainer uses for evaluation."""
     if isinstance(rows, dict):
         return {name: few(some, settings) for name, some in rows.items()}
     group = max(getattr(settings, name, None) or 1 for name in ("num_generations", "num_generations_eval"))
@@ -127,7 +127,7 @@ def few(rows: Any, settings: Any) -> Any:
 
 
 def checkpoints(folder: str) -> List[str]:
-    """Return the checkpoints of a folder, oldest first."""
+    """Return the checkpoints in a folder, oldest first."""
     names = [n for n in os.listdir(folder) if n.startswith("checkpoint-")] if os.path.isdir(folder) else []
     return [os.path.join(folder, n) for n in sorted(names, key=lambda n: (len(n), n))]
 

@@ -1,4 +1,4 @@
-"""Distinguish faults of the script from stops by a substitute, this machine or a missing file."""
+"""Decide whether the script has an error, or a substitute, this machine or a missing file stopped it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
     line, text = place(error, script)
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
-        said = record.usage or f"it ends itself with exit code {error.code}"
+        said = record.usage or f"the script exits with code {error.code}"
     found = {"line": line, "text": text[:200], "message": said[:MOST]}
     if why := stopped(record, error):
         return {**found, "outcome": "stopped", "why": why[:MOST]}
@@ -45,26 +45,26 @@ def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
 
 
 def certain(record: Record, error: BaseException) -> bool:
-    """Return whether an error is independent of all substitutes: a wrong name, call or option."""
+    """Return whether an error does not depend on any substitute: a wrong name, call or option."""
     wrong_call = isinstance(error, (TypeError, AttributeError, ImportError, ValueError)) and _CALLS.search(str(error))
     return isinstance(error, _NAMES) or bool(wrong_call) or bool(record.usage)
 
 
 def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any]:
-    """Return the outcome of a script that ignored an error; never certain, because the author expected errors."""
+    """Return the outcome of a script that ignored an error. It is never certain, because the author expected errors."""
     found = judge(record, error, script)
-    return {**found, "message": f"it ignores the error {found['message']}"[:MOST], "certain": False}
+    return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
 
 def is_wrong(record: Record, error: BaseException) -> bool:
-    """Return whether a caught error shows that the script's text is wrong, and not its data."""
+    """Return whether a caught error shows that the script's code, not its data, is wrong."""
     thing = getattr(error, "obj", None)  # since Python 3.10
     of_no_value = isinstance(error, AttributeError) and thing is not None and type(thing).__module__ != "builtins"
     return not isinstance(error, ImportError) and (certain(record, error) or of_no_value)
 
 
 def stopped(record: Record, error: BaseException) -> str:
-    """Return why an error is not the script's fault; empty if it is."""
+    """Return why an error is not the script's fault; empty if it is the script's fault."""
     if isinstance(error, Stopped) or record.unfit:
         return record.unfit or str(error)
     if isinstance(error, ImportError):
@@ -73,15 +73,15 @@ def stopped(record: Record, error: BaseException) -> str:
         return ""
     words = " ".join(f"{type(e).__name__}: {e}" for e in _chain(error))[:4_000]
     name = getattr(error, "filename", None)
-    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # the job's own folder has the same files
+    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # a relative path is also missing in the job
     for reason, so in (
-        ("it needs more memory than a rehearsal has", isinstance(error, MemoryError) or "allocate memory" in words),
-        ("it needs more room for files than a rehearsal has", "No space left on device" in words),
-        ("it needs a GPU", _GPU.search(words)),
-        ("it needs the network", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
+        ("the script needs more memory than it has here", isinstance(error, MemoryError) or "allocate memory" in words),
+        ("the script needs more disk space than it has here", "No space left on device" in words),
+        ("the script needs a GPU", _GPU.search(words)),
+        ("the script needs the network", isinstance(error, (ConnectionError, TimeoutError)) or _NETWORK.search(words)),
         (f"the file {name} does not exist on this machine", isinstance(error, FileNotFoundError) and elsewhere),
         (f"a substitute differs from the original: {', '.join(record.made_up[:1])}", record.made_up),
-        ("it depends on the sizes of the real model", _SIZES.search(words) and record.counts_on_sizes(words)),
+        ("the script depends on the sizes of the real model", _SIZES.search(words) and record.counts_on_sizes(words)),
     ):
         if so:
             return reason
@@ -89,7 +89,7 @@ def stopped(record: Record, error: BaseException) -> str:
 
 
 def _missing(record: Record, error: ImportError) -> str:
-    """Return the reason for a failed import that is not the script's fault; empty if it is."""
+    """Return why a failed import is not the script's fault; empty if it is the script's fault."""
     whole = error.name or ""
     top = whole.split(".")[0]
     if top in _GPU_PACKAGES or (_GPU.search(str(error)) and not _CALLS.search(str(error))):
@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def place(error: BaseException, script: str) -> Tuple[int, str]:
-    """Return the last line of the script that an error passed through, and its text."""
+    """Return the number and text of the last line of the script in an error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return error.lineno or 0, (error.text or "").strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == script]
